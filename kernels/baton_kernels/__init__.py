@@ -1,0 +1,1 @@
+"""Kernels: one file an operation, with its plain torch reference beside it."""

@@ -1,0 +1,116 @@
+"""Gateway <-> tokenizer: a request in text, and its answer in text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from baton.protocol.base import Message, Part, Row
+from baton.protocol.errors import Failure
+from baton.protocol.sampling import SamplingParams
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 512
+
+
+class ChatMessage(Part):
+    """One message of a conversation, checked by the gateway, rendered by the tokenizer's template."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+
+
+class Generate(Message):
+    """Gateway -> tokenizer (a call): own this request. Answered `Accepted` or `Rejected`.
+
+    Exactly one of `messages`, `prompt`, `prompt_tokens` is set. `sampling.max_tokens` 0 means "up to the
+    context's end". Sent again (`resend` > 0) to another tokenizer when the first one dies: same seed, same
+    text; the gateway drops the characters it has already sent on.
+    """
+
+    request: str  # our id: 32 hex digits, never the client's
+    model: str
+    reply_to: str  # subject that takes `TextBatch`
+    messages: list[ChatMessage] | None = None
+    prompt: str | None = None
+    prompt_tokens: bytes | None = None
+    add_generation_prompt: bool = True
+    template_arguments: dict[str, Any] = {}
+    sampling: SamplingParams = SamplingParams()
+    stop: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] = []
+    skip_special_tokens: bool = True
+    priority: int = 0  # higher goes first
+    cache_salt: str = ""
+    deadline_ms: int = 600_000  # left from now
+    resend: int = 0
+
+
+class Accepted(Message):
+    """The receiver has taken charge. Sent before anything else, within 500 ms."""
+
+
+class Rejected(Message):
+    """The receiver has not taken charge, and why."""
+
+    failure: Failure
+
+
+class Usage(Part):
+    """What a finished request used. `cached_tokens` are prompt tokens found in a prefix cache at prefill."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class TokenText(Row):
+    """One output token as a client with `logprobs` sees it; the `raw` of a delta join to its text."""
+
+    raw: bytes
+    logprob: float
+    top: list[tuple[bytes, float]] = []
+
+
+class Timing(Part):
+    """Where a request's time went, in milliseconds, as its owner and its workers measured it."""
+
+    tokenize_ms: float = 0.0
+    place_ms: float = 0.0  # waiting for the router, its queue included
+    queue_ms: float = 0.0  # in the prefill engine's queue
+    prefill_ms: float = 0.0  # first scheduled to first token
+    handoff_ms: float = 0.0  # first token known to admitted at decode
+    decode_ms: float = 0.0  # admitted at decode to last token
+    handoff_bytes: int = 0
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    transport: str = ""  # shm, tcp, none
+
+
+class TextDelta(Row):
+    """New text of one request. The last one of a request holds `finish` and `usage`, or `failure`."""
+
+    request: str
+    start: int  # index of the first character of `text` in the whole answer (Unicode code points)
+    text: str
+    finish: str = ""  # stop, length
+    tokens: list[TokenText] = []
+    usage: Usage | None = None
+    failure: Failure | None = None
+    timing: Timing | None = None
+
+
+class TextBatch(Message):
+    """Tokenizer -> gateway: everything new since the last one, for all this gateway's requests."""
+
+    tokenizer: str
+    epoch: int
+    deltas: list[TextDelta]
+
+
+class CancelRequest(Message):
+    """Gateway -> tokenizer: the client has gone; free everything this request holds. Idempotent."""
+
+    request: str
+    reason: str = ""

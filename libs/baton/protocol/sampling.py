@@ -1,0 +1,48 @@
+"""Sampling parameters: the part of a request that decides which token comes next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from baton.protocol.base import Part
+
+MAX_LOGIT_BIAS = 1_024
+MAX_STOP_IDS = 64
+MAX_TOP_LOGPROBS = 20
+
+Unsigned64 = Annotated[int, Meta(ge=0)]
+
+
+class SamplingParams(Part, frozen=True):
+    """How a sequence's tokens are chosen. Ranges are checked by the gateway; workers trust them.
+
+    The default is greedy; `temperature` 0 means greedy whatever the filters say. `seed` is drawn by the
+    gateway when the client gives none, so that a replay anywhere draws the same tokens.
+    """
+
+    seed: Unsigned64 = 0
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output (Keskar et al. 2019, arXiv:1909.05858)
+    presence_penalty: float = 0.0  # over output only, as OpenAI defines it
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    max_tokens: int = 16  # output tokens, at least 1; the tokenizer caps it by the context
+    min_tokens: int = 0  # stop ids are masked before this many output tokens
+    stop_token_ids: Annotated[
+        list[int], Meta(max_length=MAX_STOP_IDS)
+    ] = []  # the model's own EOS ids are added by the tokenizer
+    ignore_eos: bool = False  # the tokenizer then sends no EOS ids; kept for the record
+    logprobs: int = -1  # -1: none; 0: of the chosen token; k: and of the k most likely
+
+
+class TokenLogprobs(Part, frozen=True):
+    """Log-probabilities at one output position, from the raw logits (before penalties and temperature)."""
+
+    chosen: float
+    top_ids: list[int] = []
+    top: list[float] = []

@@ -1,0 +1,72 @@
+"""Tokenizer <-> worker: run this, these are its tokens, stop. All on a worker's one ordered subject."""
+
+from __future__ import annotations
+
+from baton.protocol.base import Message, Row
+from baton.protocol.errors import Failure
+from baton.protocol.placing import Target
+from baton.protocol.request import Timing
+from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sequence import SequenceState
+
+
+class Run(Message):
+    """Tokenizer -> worker (a call): take this sequence. Answered `Accepted` or `Rejected`.
+
+    With `decode` set, hand over to that worker after the first token; without, decode here.
+    """
+
+    state: SequenceState
+    decode: Target | None = None
+
+
+class Cancel(Message):
+    """Free all that (request, attempt) and lower attempts hold; leaves a tombstone for 60 s. Idempotent."""
+
+    request: str
+    attempt: int
+    reason: str = ""
+
+
+class Resume(Message):
+    """Tokenizer -> worker: send this request's tokens again from output index `start`."""
+
+    request: str
+    attempt: int
+    start: int
+
+
+class Ended(Message):
+    """Tokenizer -> worker: the last token has arrived; forget the stream."""
+
+    request: str
+    attempt: int
+
+
+class Tokens(Row):
+    """New tokens of one sequence. `total` is set on the last item only, with `finish` or `failure`."""
+
+    request: str
+    attempt: int
+    start: int  # output index of the first token here
+    tokens: bytes  # little-endian uint32
+    finish: str = ""  # stop, length
+    total: int = -1  # output tokens in all, once finished
+    logprobs: list[TokenLogprobs] = []
+    failure: Failure | None = None
+    cached_tokens: int = 0
+    timing: Timing | None = None
+
+
+class TokenBatch(Message):
+    """Worker -> tokenizer: one message a step and tokenizer, with every sequence's new tokens."""
+
+    worker: str
+    epoch: int
+    items: list[Tokens]
+
+
+class Drain(Message):
+    """To any service: stop taking work, end what runs, then exit. Answered `Accepted`."""
+
+    grace_ms: int = 30_000
