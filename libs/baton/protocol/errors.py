@@ -32,7 +32,7 @@ class Code(enum.StrEnum):
     INTERNAL = "internal_error"
 
 
-class Failure(Part, frozen=True):
+class Failure(Part):
     """One refusal or failure, in words a client may read. Never holds another request's data."""
 
     code: Code

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from baton.protocol.base import Message, Part, Row
 from baton.protocol.errors import Failure
 from baton.protocol.sequence import SequenceState
 
 
-class Address(Part, frozen=True):
+class Address(Part):
     """How a peer's KV pool can be read: by mapping its file on the same host, or over TCP."""
 
     host: str  # identifies a kernel and mount: equal means that `path` can be mapped
     path: str = ""  # the pool's file, mapped read-only by peers
     tcp_host: str = ""
     tcp_port: int = 0
-    transports: list[str] = ["shm", "tcp"]  # what the owner offers, best first
+    transports: list[str] = msgspec.field(
+        default_factory=lambda: ["shm", "tcp"]
+    )  # what the owner offers, best first
 
 
-class BlockRef(Row, frozen=True):
+class BlockRef(Row):
     """One block of a peer's pool, good as long as its generation stands."""
 
     slot: int
@@ -47,7 +51,7 @@ class Offer(Message):
 
 
 class Granted(Message):
-    """Receiver -> sender: room is reserved; the first `hit_blocks` blocks are already here, do not send them."""
+    """Receiver -> sender: room is reserved; the first `hit_blocks` blocks are here already."""
 
     hit_blocks: int
 

@@ -26,7 +26,7 @@ class KvSnapshot(Message):
 
 
 class KvSnapshotPiece(Message):
-    """Worker -> router: up to 256 KB of hashes, true as of event `number`; `cursor` 0 means the last piece."""
+    """Worker -> router: up to 256 KB of hashes, as of event `number`; `cursor` 0: the last piece."""
 
     epoch: int
     number: int
@@ -34,7 +34,7 @@ class KvSnapshotPiece(Message):
     cursor: int = 0
 
 
-class StoredBlock(Row, frozen=True):
+class StoredBlock(Row):
     """A full block with what proves its identity: the hash finds, the tokens decide."""
 
     hash: int
@@ -56,7 +56,7 @@ class StoreOffer(Message):
 
 
 class StoreLookup(Message):
-    """Worker -> KV store (a call): which of this chain do you hold, from its first on? Answered `StoreFound`."""
+    """Worker -> KV store (a call): which leading blocks of this chain do you hold? Answered `StoreFound`."""
 
     fingerprint: str
     hashes: bytes  # in chain order

@@ -26,7 +26,7 @@ class State(enum.StrEnum):
     STOPPED = "stopped"  # said once, on the way out
 
 
-class Geometry(Part, frozen=True):
+class Geometry(Part):
     """The shape of one KV block: [layers, 2, kv_heads, block_size, head_dim] of `dtype`, contiguous."""
 
     block_size: int  # tokens
@@ -37,7 +37,7 @@ class Geometry(Part, frozen=True):
     dtype: str = ""
 
 
-class ModelInfo(Part, frozen=True):
+class ModelInfo(Part):
     """What a model is called and how much it takes."""
 
     name: str
@@ -47,7 +47,7 @@ class ModelInfo(Part, frozen=True):
     aliases: list[str] = []
 
 
-class WorkerInfo(Part, frozen=True):
+class WorkerInfo(Part):
     """What a worker is: fixed for its epoch."""
 
     fingerprint: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.protocol.base import Message, Part
 
 
-class Target(Part, frozen=True):
+class Target(Part):
     """One live process of one epoch, and the subject of its ordered control queue."""
 
     id: str

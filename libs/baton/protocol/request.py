@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from baton.protocol.base import Message, Part, Row
@@ -38,7 +39,7 @@ class Generate(Message):
     prompt_tokens: bytes | None = None
     add_generation_prompt: bool = True
     template_arguments: dict[str, Any] = {}
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     stop: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] = []
     skip_special_tokens: bool = True
     priority: int = 0  # higher goes first

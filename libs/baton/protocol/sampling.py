@@ -12,17 +12,19 @@ MAX_LOGIT_BIAS = 1_024
 MAX_STOP_IDS = 64
 MAX_TOP_LOGPROBS = 20
 
+StopIds = Annotated[list[int], Meta(max_length=MAX_STOP_IDS)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 
 
-class SamplingParams(Part, frozen=True):
+class SamplingParams(Part):
     """How a sequence's tokens are chosen. Ranges are checked by the gateway; workers trust them.
 
     The default is greedy; `temperature` 0 means greedy whatever the filters say. `seed` is drawn by the
     gateway when the client gives none, so that a replay anywhere draws the same tokens.
     """
 
-    seed: Unsigned64 = 0
+    seed: StopIds = Annotated[list[int], Meta(max_length=MAX_STOP_IDS)]
+Unsigned64 = 0
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
@@ -33,14 +35,12 @@ class SamplingParams(Part, frozen=True):
     logit_bias: dict[int, float] = {}
     max_tokens: int = 16  # output tokens, at least 1; the tokenizer caps it by the context
     min_tokens: int = 0  # stop ids are masked before this many output tokens
-    stop_token_ids: Annotated[
-        list[int], Meta(max_length=MAX_STOP_IDS)
-    ] = []  # the model's own EOS ids are added by the tokenizer
+    stop_token_ids: StopIds = []  # the model's own EOS ids are added by the tokenizer
     ignore_eos: bool = False  # the tokenizer then sends no EOS ids; kept for the record
     logprobs: int = -1  # -1: none; 0: of the chosen token; k: and of the k most likely
 
 
-class TokenLogprobs(Part, frozen=True):
+class TokenLogprobs(Part):
     """Log-probabilities at one output position, from the raw logits (before penalties and temperature)."""
 
     chosen: float

@@ -24,7 +24,7 @@ class SequenceState(Part):
     reply_to: str  # the owning tokenizer's subject for `TokenBatch`
     choice: int = 0
     computed: int = 0  # tokens whose KV is written; at most len(tokens) - 1 once one is sampled
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     logprobs: list[TokenLogprobs] = []  # of output tokens, when asked for
     priority: int = 0
     salt: str = ""  # adapter and `cache_salt`: salts the root of the block hashes
