@@ -23,8 +23,7 @@ class SamplingParams(Part):
     gateway when the client gives none, so that a replay anywhere draws the same tokens.
     """
 
-    seed: StopIds = Annotated[list[int], Meta(max_length=MAX_STOP_IDS)]
-Unsigned64 = 0
+    seed: Unsigned64 = 0
     temperature: float = 0.0
     top_k: int = 0  # 0: off
     top_p: float = 1.0
