@@ -61,16 +61,22 @@ def test_big_endian_and_wide_arrays_hash_like_others() -> None:
 
 
 def test_every_part_of_a_fingerprint_counts() -> None:
-    base: dict[str, Any] = dict(weights="w", dtype="float16", kv_dtype="float16", block_size=16, contract=1)
+    base: dict[str, Any] = {
+        "weights": "w",
+        "dtype": "float16",
+        "kv_dtype": "float16",
+        "block_size": 16,
+        "contract": 1,
+    }
     others: list[dict[str, Any]] = [
-        dict(weights="v"),
-        dict(dtype="float32"),
-        dict(kv_dtype="float32"),
-        dict(block_size=32),
-        dict(contract=2),
-        dict(layout="other"),
-        dict(tuning="avx2"),
-        dict(tensor_parallel=2),
+        {"weights": "v"},
+        {"dtype": "float32"},
+        {"kv_dtype": "float32"},
+        {"block_size": 32},
+        {"contract": 2},
+        {"layout": "other"},
+        {"tuning": "avx2"},
+        {"tensor_parallel": 2},
     ]
     names = {fingerprint(**base)} | {fingerprint(**base | other) for other in others}
     assert len(names) == len(others) + 1

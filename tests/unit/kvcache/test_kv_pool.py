@@ -149,7 +149,8 @@ def test_a_private_pool_has_no_file() -> None:
 
 def test_only_pools_without_an_owner_are_removed(pool: KvPool, tmp_path: Path) -> None:
     code = (
-        "import sys, time; from baton.kvcache.pool import KvPool; from baton.protocol.liveness import Geometry;"
+        "import sys, time; from baton.kvcache.pool import KvPool;"
+        "from baton.protocol.liveness import Geometry;"
         "p = KvPool.create(sys.argv[1], 'dead', Geometry(block_size=16, block_bytes=4096), 4, epoch=1);"
         "print(p.path, flush=True); time.sleep(60)"
     )
