@@ -1,0 +1,164 @@
+"""The settings tree. Each option is here once, with its one default and what it means.
+
+Set it by a TOML file (`[section]` and `option = value`), by the environment (`BATON_SECTION_OPTION`) or by
+a flag of the command line (`--section-option`; the common ones have short names). Flags win over the
+environment, the environment over the file. An unknown option or a value of the wrong kind is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from baton.config.secrets import SECRET, is_secret, redact
+
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+Positive = Annotated[int, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One section of the tree. Printed, it shows no secret."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [
+            (field.name, redact(getattr(self, field.name), secret=is_secret(field.type)))
+            for field in msgspec.structs.fields(type(self))
+        ]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({shown})"
+
+
+class BusSettings(Section):
+    url: Annotated[str, Meta(description="NATS server")] = "nats://127.0.0.1:4222"
+    user: Annotated[str, Meta(description="NATS user")] = ""
+    password: Annotated[str, Meta(description="NATS password; never logged", extra=SECRET)] = ""
+
+
+class ModelSettings(Section):
+    name: Annotated[
+        str, Meta(description="catalogue name, hub ORG/NAME, or a path; `mock` with the mock engine")
+    ] = "smollm2-135m-instruct"
+    cache_dir: Annotated[str, Meta(description="where pulled models lie; empty: ~/.cache/baton")] = ""
+    dtype: Annotated[
+        Literal["auto", "float32", "float16"],
+        Meta(description="weights; auto: float16 where the CPU has a fast path, else float32"),
+    ] = "auto"
+    kv_dtype: Annotated[
+        Literal["auto", "float32", "float16"],
+        Meta(description="KV cache; auto: float32 with float32 weights, else float16"),
+    ] = "auto"
+    max_context: Annotated[Count, Meta(description="tokens of prompt and answer; 0: the model's own")] = 0
+    block_size: Annotated[Literal[8, 16, 32, 64], Meta(description="tokens a KV block")] = 16
+
+
+class WorkerSettings(Section):
+    engine: Annotated[
+        Literal["torch", "mock"], Meta(description="torch, or the mock with its cost model")
+    ] = "torch"
+    threads: Annotated[
+        Count, Meta(description="compute threads; 0: the machine's cores shared among its workers")
+    ] = 0
+    kv_memory_mb: Annotated[Positive, Meta(description="KV pool of each worker, MB")] = 512
+    max_batch_tokens: Annotated[Positive, Meta(description="token budget a step")] = 256
+    max_sequences: Annotated[Positive, Meta(description="sequences in one step")] = 64
+    max_waiting: Annotated[Positive, Meta(description="sequences queued in a worker before it refuses")] = 256
+    prefix_cache: Annotated[bool, Meta(description="reuse KV blocks of equal prefixes")] = True
+    transports: Annotated[
+        list[Literal["shm", "tcp"]], Meta(min_length=1, description="hand-off, best first")
+    ] = msgspec.field(default_factory=lambda: ["shm", "tcp"])
+    shm_dir: Annotated[str, Meta(description="where KV pools lie; one tmpfs shared by a host's workers")] = (
+        "/dev/shm"
+    )
+    tcp_host: Annotated[str, Meta(description="address that the TCP transport binds and announces")] = (
+        "127.0.0.1"
+    )
+    tcp_port: Annotated[Port, Meta(description="its port; 0: any free one")] = 0
+    lease_ms: Annotated[
+        Positive, Meta(description="how long offered blocks stay pinned without a sign of life, ms")
+    ] = 30_000
+    grace_ms: Annotated[Positive, Meta(description="longest drain, ms")] = 30_000
+
+
+class MockSettings(Section):
+    """The mock engine's cost model: a step lasts `step_us` + `token_us` for each token it computes."""
+
+    step_us: Annotated[Count, Meta(description="fixed cost of a step, us")] = 1_000
+    token_us: Annotated[Count, Meta(description="cost of each token computed in a step, us")] = 20
+    block_bytes: Annotated[
+        Positive, Meta(description="size of a mock KV block, bytes, at least 32 a token")
+    ] = 4_096
+    max_context: Annotated[Positive, Meta(description="tokens of prompt and answer")] = 32_768
+
+
+class TokenizerSettings(Section):
+    max_requests: Annotated[Positive, Meta(description="live requests owned by one tokenizer")] = 4_096
+    max_attempts: Annotated[
+        Positive, Meta(description="attempts of a request that fails; lost workers do not count")
+    ] = 3
+    threads: Annotated[Positive, Meta(description="threads for long encodes")] = 1
+
+
+class RouterSettings(Section):
+    queue_limit: Annotated[
+        Positive, Meta(description="placements waiting for room before new ones are refused")
+    ] = 1_024
+    local_prefill_tokens: Annotated[
+        Count,
+        Meta(description="uncached prompts up to this long are prefilled by the decode worker; 0: never"),
+    ] = 32
+
+
+class KvStoreSettings(Section):
+    ram_mb: Annotated[Count, Meta(description="RAM tier, MB; 0: off")] = 512
+    redis_url: Annotated[
+        str, Meta(description="Redis tier, redis://[:password@]host:port/db; empty: off")
+    ] = ""
+    redis_mb: Annotated[Positive, Meta(description="most that this cluster keeps in Redis, MB")] = 4_096
+    redis_ttl_s: Annotated[Positive, Meta(description="how long an unused block stays in Redis, s")] = 3_600
+    tcp_host: Annotated[str, Meta(description="address that block transfers bind and announce")] = "127.0.0.1"
+
+
+class GatewaySettings(Section):
+    host: Annotated[str, Meta(description="address of the HTTP API")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="its port; 0: any free one")] = 8_000
+    api_key: Annotated[str, Meta(description="required of clients when set; never logged", extra=SECRET)] = ""
+    max_body_mb: Annotated[Positive, Meta(description="largest request body, MB")] = 8
+    max_requests: Annotated[Positive, Meta(description="requests at once before 429")] = 2_048
+    request_timeout_s: Annotated[Positive, Meta(description="longest life of one request, s")] = 600
+
+
+class MetricsSettings(Section):
+    host: Annotated[str, Meta(description="address of the cluster's /metrics")] = "127.0.0.1"
+    port: Annotated[Port, Meta(description="its port; 0: any free one")] = 9_464
+    interval_ms: Annotated[Positive, Meta(description="how often services send their figures, ms")] = 2_000
+
+
+class TelemetrySettings(Section):
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severe log line shown")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="log lines for people or for machines")
+    ] = "text"
+    otlp_endpoint: Annotated[str, Meta(description="OTLP/HTTP endpoint for traces; empty: no tracing")] = ""
+    trace_ratio: Annotated[float, Meta(ge=0, le=1, description="share of requests traced")] = 0.05
+
+
+class Settings(Section):
+    """Everything one can set."""
+
+    bus: BusSettings = msgspec.field(default_factory=BusSettings)
+    model: ModelSettings = msgspec.field(default_factory=ModelSettings)
+    worker: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
+    mock: MockSettings = msgspec.field(default_factory=MockSettings)
+    tokenizer: TokenizerSettings = msgspec.field(default_factory=TokenizerSettings)
+    router: RouterSettings = msgspec.field(default_factory=RouterSettings)
+    kvstore: KvStoreSettings = msgspec.field(default_factory=KvStoreSettings)
+    gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
+    metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
+    telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
