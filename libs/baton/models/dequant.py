@@ -118,8 +118,8 @@ def _q6_k(blocks: Bytes, out: Floats) -> None:
     # Halves of 128 values; in each, four groups of 32 that take their upper two bits from the same bytes.
     groups = out.reshape(-1, 2, 4, 32)
     for group in range(4):
-        nibbles = low[:, :, 32 * (group % 2) : 32 * (group % 2) + 32]
-        nibbles = nibbles & 15 if group < 2 else nibbles >> 4
+        packed = low[:, :, 32 * (group % 2) : 32 * (group % 2) + 32]
+        nibbles = packed & 15 if group < 2 else packed >> 4
         groups[:, :, group] = nibbles | ((high >> (2 * group) & 3) << 4)
     out -= np.float32(32)
     scales = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
@@ -146,7 +146,7 @@ def _five_bits(high: Bytes, low: Bytes, out: Floats) -> None:
 
 
 def _nibbles(packed: Bytes, out: Floats) -> None:
-    """Split bytes [n, groups * width]: low nibbles to out[n, groups, 0, width], high ones to out[..., 1, ...]."""
+    """Split bytes [n, groups * width] into out [n, groups, 2, width]: low nibbles, then high ones."""
     packed = packed.reshape(len(packed), out.shape[1], out.shape[3])
     out[:, :, 0] = packed & 15
     out[:, :, 1] = packed >> 4
@@ -154,7 +154,7 @@ def _nibbles(packed: Bytes, out: Floats) -> None:
 
 def _bit(packed: Bytes, bit: int) -> Bytes:
     """One bit of each byte, worth 16."""
-    return (packed >> bit & 1) << 4
+    return (packed >> np.uint8(bit) & np.uint8(1)) << np.uint8(4)
 
 
 def _half(blocks: Bytes, offset: int) -> Floats:

@@ -209,7 +209,7 @@ class _Reader:
     def _strings(self, key: str, count: int) -> list[str]:
         """`count` strings. A tight loop: a vocabulary and its merges are some hundred thousand."""
         view, position, size, length_at = self.view, self.position, self.size, _U64.unpack_from
-        strings = []
+        strings: list[str] = []
         append = strings.append
         for number in range(count):
             start = position + 8

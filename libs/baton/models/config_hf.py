@@ -1,0 +1,315 @@
+"""A decoder's description out of a Hugging Face model folder: config.json and what stands beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from baton.models.description import DecoderConfig, checked
+from baton.models.errors import ModelFileError, UnsupportedModel
+from baton.models.rope import Rope, yarn_attention_factor
+
+MAX_JSON_BYTES = 256 * 1024 * 1024  # the largest tokenizer.json in use is some 40 MB
+
+Positive = Annotated[int, Meta(gt=0)]
+
+
+class _Config(msgspec.Struct, kw_only=True):
+    """The keys of config.json that are understood, with the defaults of transformers' LlamaConfig."""
+
+    model_type: str
+    vocab_size: Positive
+    hidden_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    intermediate_size: Positive
+    num_key_value_heads: Positive | None = None
+    head_dim: Positive | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Positive = 2_048
+    original_max_position_embeddings: Positive | None = None
+    rms_norm_eps: float = 1e-6
+    rope_theta: float | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: float | None = None
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+# Defaults that differ from LlamaConfig's in a family of the same structure.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4_096},
+}
+
+# Keys about training, storage or the Python side: they do not change what a token's logits are.
+_INFORMATIVE = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "embd_pdrop",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "length_penalty",
+        "max_length",
+        "max_window_layers",
+        "min_length",
+        "model_max_length",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "resid_pdrop",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "typical_p",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+# Values with which a key that is otherwise refused says what Llama does anyway.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "embedding_multiplier": (1,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "residual_multiplier": (1,),
+    "is_decoder": (True,),
+    "is_causal": (True,),
+}
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+        "truncate", "attention_factor", "mscale", "mscale_all_dim",
+    ),
+}  # fmt: skip
+
+
+def from_hf(raw: dict[str, Any], source: str, *, real_vocab: int | None = None) -> DecoderConfig:
+    """Describe the decoder of a config.json.
+
+    Args:
+        raw: the parsed file.
+        source: its path, for errors.
+        real_vocab: how many tokens the tokenizer has; None: as many as the embedding has rows.
+
+    Raises:
+        ModelFileError: a key is missing, of the wrong kind, or contradicts another.
+        UnsupportedModel: a key asks for something that the decoder does not do; it is named.
+    """
+    family = _FAMILIES.get(str(raw.get("model_type")))
+    if family is None:
+        raise UnsupportedModel(
+            f"{source}: model_type {raw.get('model_type')!r:.80} is not supported; {', '.join(_FAMILIES)} are"
+        )
+    _refuse_unknown(raw, source)
+    try:
+        given = msgspec.convert({**family, **raw}, _Config)
+    except msgspec.ValidationError as error:
+        raise ModelFileError(f"{source}: {error}") from error
+    if given.hidden_act != "silu":
+        raise UnsupportedModel(f"{source}: hidden_act {given.hidden_act!r:.80} is not supported; silu is")
+    window = given.sliding_window
+    if window is not None and window < given.max_position_embeddings:
+        raise UnsupportedModel(f"{source}: sliding_window {window} is not supported")
+    head_dim = given.head_dim or given.hidden_size // given.num_attention_heads
+    eos = given.eos_token_id
+    return checked(
+        DecoderConfig(
+            architecture=given.model_type,
+            vocab_size=given.vocab_size,
+            real_vocab=given.vocab_size if real_vocab is None else min(real_vocab, given.vocab_size),
+            hidden=given.hidden_size,
+            layers=given.num_hidden_layers,
+            heads=given.num_attention_heads,
+            kv_heads=given.num_key_value_heads or given.num_attention_heads,
+            head_dim=head_dim,
+            ffn=given.intermediate_size,
+            rms_eps=given.rms_norm_eps,
+            rope=_rope(given, head_dim, source),
+            max_context=given.max_position_embeddings,
+            tied_embeddings=given.tie_word_embeddings,
+            bos_id=given.bos_token_id,
+            eos_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
+        ),
+        source,
+    )
+
+
+def from_hf_folder(folder: Path) -> DecoderConfig:
+    """Describe the decoder in a model folder: config.json, the end tokens of generation_config.json (which
+    win, as in transformers), and the number of tokens in tokenizer.json.
+
+    Raises:
+        ModelFileError, UnsupportedModel: as `from_hf`, or config.json is missing or no JSON object.
+    """
+    raw = read_json(folder / "config.json")
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        eos = read_json(generation).get("eos_token_id")
+        if eos is not None:
+            raw["eos_token_id"] = eos
+    tokenizer = folder / "tokenizer.json"
+    real_vocab = _count_tokens(tokenizer) if tokenizer.exists() else None
+    return from_hf(raw, str(folder / "config.json"), real_vocab=real_vocab)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size.
+
+    Raises:
+        ModelFileError: it is missing, too large, not JSON, or not an object.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)
+    except OSError as error:
+        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_JSON_BYTES:
+        raise ModelFileError(f"{path}: is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFileError(f"{path}: {error}") from error
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+
+
+class _Model(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    """What is needed of tokenizer.json to count tokens."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] = []
+
+
+def _count_tokens(path: Path) -> int:
+    """One more than the highest token id."""
+    try:
+        found = msgspec.convert(read_json(path), _Tokenizer)
+    except msgspec.ValidationError as error:
+        raise ModelFileError(f"{path}: {error}") from error
+    vocab = found.model.vocab
+    highest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
+    return max(highest, max((token.id for token in found.added_tokens), default=-1)) + 1
+
+
+def _refuse_unknown(raw: dict[str, Any], source: str) -> None:
+    """Nothing that might change the result is passed over in silence."""
+    for key, value in raw.items():
+        if key in _Config.__struct_fields__ or key in _INFORMATIVE or key.startswith("_"):
+            continue
+        if value is None or value is False or value in ("", [], {}) or value in _NEUTRAL.get(key, ()):
+            continue
+        raise UnsupportedModel(
+            f"{source}: {key!r:.80} = {value!r:.80} is not supported; if the key does not change what the"
+            " model computes, remove it from the file"
+        )
+
+
+def _rope(given: _Config, head_dim: int, source: str) -> Rope:
+    """RoPE as transformers reads it: `rope_parameters` (5.x), or `rope_theta` and `rope_scaling` (before)."""
+    section = given.rope_scaling or given.rope_parameters or {}
+    kind = section.get("rope_type", section.get("type", "default"))
+    known = _ROPE_KEYS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        raise UnsupportedModel(f"{source}: RoPE scaling {kind!r:.80} is not supported")
+    allowed = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known}
+    for key, value in section.items():
+        if key not in allowed and value is not None:
+            raise UnsupportedModel(f"{source}: RoPE parameter {key!r:.80} is not supported with {kind}")
+    partial = section.get("partial_rotary_factor", given.partial_rotary_factor)
+    if partial not in (None, 1):
+        raise UnsupportedModel(f"{source}: partial_rotary_factor {partial!r:.80} is not supported")
+
+    def number(key: str, default: float | None = None) -> float:
+        value = section.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ModelFileError(f"{source}: RoPE parameter {key} of {kind} is missing or no number")
+        return float(value)
+
+    theta = number("rope_theta", 10_000.0 if given.rope_theta is None else given.rope_theta)
+    common = {"dimensions": head_dim, "theta": theta, "kind": kind}
+    if kind == "default" or kind == "dynamic":
+        return Rope(**common)
+    if kind == "linear":
+        return Rope(**common, factor=number("factor"))
+    context = given.original_max_position_embeddings or number(
+        "original_max_position_embeddings", given.max_position_embeddings
+    )
+    if kind == "llama3":
+        return Rope(
+            **common,
+            factor=number("factor"),
+            original_context=int(context),
+            low_freq_factor=number("low_freq_factor"),
+            high_freq_factor=number("high_freq_factor"),
+        )
+    factor = number("factor", given.max_position_embeddings / context)
+    return Rope(
+        **common,
+        factor=factor,
+        original_context=int(context),
+        beta_fast=number("beta_fast", 32.0) or 32.0,
+        beta_slow=number("beta_slow", 1.0) or 1.0,
+        truncate=section.get("truncate", True) is not False,
+        attention_factor=number("attention_factor", _yarn_attention(factor, section)),
+    )
+
+
+def _yarn_attention(factor: float, section: dict[str, Any]) -> float:
+    """YaRN's multiplier, where the file does not give it itself."""
+    scale, scale_all = section.get("mscale"), section.get("mscale_all_dim")
+    if isinstance(scale, int | float) and isinstance(scale_all, int | float) and scale and scale_all:
+        return yarn_attention_factor(factor, scale) / yarn_attention_factor(factor, scale_all)
+    return yarn_attention_factor(factor)
