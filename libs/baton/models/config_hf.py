@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from baton.models.description import DecoderConfig, checked
 from baton.models.errors import ModelFileError, UnsupportedModel
+from baton.models.hf_keys import INFORMATIVE, NEUTRAL
+from baton.models.jsonfile import read_json
 from baton.models.rope import Rope, yarn_attention_factor
-
-MAX_JSON_BYTES = 256 * 1024 * 1024  # the largest tokenizer.json in use is some 40 MB
 
 Positive = Annotated[int, Meta(gt=0)]
 
@@ -48,75 +48,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4_096},
 }
 
-# Keys about training, storage or the Python side: they do not change what a token's logits are.
-_INFORMATIVE = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "diversity_penalty",
-        "do_sample",
-        "dtype",
-        "early_stopping",
-        "embd_pdrop",
-        "exponential_decay_length_penalty",
-        "finetuning_task",
-        "id2label",
-        "initializer_range",
-        "is_llama_config",
-        "label2id",
-        "length_penalty",
-        "max_length",
-        "max_window_layers",
-        "min_length",
-        "model_max_length",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_attentions",
-        "output_hidden_states",
-        "output_scores",
-        "pad_token_id",
-        "prefix",
-        "pretraining_tp",
-        "problem_type",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "resid_pdrop",
-        "return_dict",
-        "return_dict_in_generate",
-        "sep_token_id",
-        "suppress_tokens",
-        "task_specific_params",
-        "temperature",
-        "tokenizer_class",
-        "top_k",
-        "top_p",
-        "torch_dtype",
-        "torchscript",
-        "transformers.js_config",
-        "transformers_version",
-        "typical_p",
-        "unk_token_id",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    }
-)
-# Values with which a key that is otherwise refused says what Llama does anyway.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "embedding_multiplier": (1,),
-    "logit_scale": (1,),
-    "logits_scaling": (1,),
-    "residual_multiplier": (1,),
-    "is_decoder": (True,),
-    "is_causal": (True,),
-}
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),
@@ -198,25 +129,6 @@ def from_hf_folder(folder: Path) -> DecoderConfig:
     return from_hf(raw, str(folder / "config.json"), real_vocab=real_vocab)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size.
-
-    Raises:
-        ModelFileError: it is missing, too large, not JSON, or not an object.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > MAX_JSON_BYTES:
-        raise ModelFileError(f"{path}: is larger than {MAX_JSON_BYTES} bytes")
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelFileError(f"{path}: {error}") from error
-
-
 class _AddedToken(msgspec.Struct):
     id: int
 
@@ -246,9 +158,9 @@ def _count_tokens(path: Path) -> int:
 def _refuse_unknown(raw: dict[str, Any], source: str) -> None:
     """Nothing that might change the result is passed over in silence."""
     for key, value in raw.items():
-        if key in _Config.__struct_fields__ or key in _INFORMATIVE or key.startswith("_"):
+        if key in _Config.__struct_fields__ or key in INFORMATIVE or key.startswith("_"):
             continue
-        if value is None or value is False or value in ("", [], {}) or value in _NEUTRAL.get(key, ()):
+        if value is None or value is False or value in ("", [], {}) or value in NEUTRAL.get(key, ()):
             continue
         raise UnsupportedModel(
             f"{source}: {key!r:.80} = {value!r:.80} is not supported; if the key does not change what the"

@@ -6,9 +6,7 @@ is used. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy.typing as npt
 
 from baton.models.errors import ModelFileError
 from baton.models.ggml_types import OTHER_TYPES, GgmlType
+from baton.models.mapped import map_file
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -98,30 +97,6 @@ class GgufFile:
         if info is None:
             raise ModelFileError(f"{self.path}: has no tensor {name!r}")
         return self._data[info.offset : info.offset + info.nbytes]
-
-
-def map_file(path: Path) -> memoryview:
-    """A read-only map of a whole regular file.
-
-    Raises:
-        ModelFileError: it is missing, empty, not a regular file, or cannot be read.
-    """
-    try:
-        # Non-blocking, so that a named pipe cannot hold us; on a regular file it means nothing.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(f"{path}: is not a regular file")
-        if status.st_size == 0:
-            raise ModelFileError(f"{path}: is empty")
-        return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise ModelFileError(f"{path}: cannot be mapped: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
 
 
 class _Reader:

@@ -1,0 +1,75 @@
+"""Keys of config.json that the loader need not understand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Keys about training, storage or the Python side: they do not change what a token's logits are.
+INFORMATIVE = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "chunk_size_feed_forward",
+        "classifier_dropout",
+        "diversity_penalty",
+        "do_sample",
+        "dtype",
+        "early_stopping",
+        "embd_pdrop",
+        "exponential_decay_length_penalty",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "length_penalty",
+        "max_length",
+        "max_window_layers",
+        "min_length",
+        "model_max_length",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "resid_pdrop",
+        "return_dict",
+        "return_dict_in_generate",
+        "sep_token_id",
+        "suppress_tokens",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torch_dtype",
+        "torchscript",
+        "transformers.js_config",
+        "transformers_version",
+        "typical_p",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+# Values with which a key that is otherwise refused says what Llama does anyway.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "embedding_multiplier": (1,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "residual_multiplier": (1,),
+    "is_decoder": (True,),
+    "is_causal": (True,),
+}
