@@ -1,0 +1,48 @@
+# make run, make test: all a newcomer needs. `make help` lists the rest.
+#
+# PYTHON=...       the interpreter to build .venv with (3.11 or newer)
+# TORCH_INDEX=...  where a CPU build of torch comes from without an NVIDIA GPU
+# ARGS="..."       passed on to `baton up` or pytest
+
+VENV ?= .venv
+ARGS ?=
+export PYTHON TORCH_INDEX
+
+BIN = $(VENV)/bin
+SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
+PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips
+
+.PHONY: help run setup test test-all lint format clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## set up, take the default model, start Baton and stay in the foreground
+	@$(SETUP) run
+	@exec $(BIN)/baton up $(ARGS)
+
+setup: ## only set up, with what the tests need
+	@$(SETUP) test
+
+test: setup ## set up and run the tests
+	@$(BIN)/baton pull
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: setup ## the same with the slow tests
+	@$(BIN)/baton pull
+	@$(PYTEST) $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff put the layout and the imports right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment and everything built
+	rm -rf "$(VENV)" build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find services libs kernels tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.DEFAULT_GOAL := help

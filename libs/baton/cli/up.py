@@ -1,0 +1,56 @@
+"""`baton up`: checks this machine, then starts and supervises everything on it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from baton.cli.flags import add_settings, is_given, load_settings
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 64:
+        raise argparse.ArgumentTypeError("takes 0 to 64")
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    workers = parser.add_argument_group("workers")
+    workers.add_argument("--prefill", type=_count, default=1, metavar="N", help="prefill workers; default 1")
+    workers.add_argument("--decode", type=_count, default=1, metavar="M", help="decode workers; default 1")
+    add_settings(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from baton.cli.supervisor import plan, preflight
+
+    settings = load_settings(args)
+    if args.prefill + args.decode == 0:
+        print("error: --prefill 0 --decode 0 leaves nobody to do the work", file=sys.stderr)
+        return 2
+    own_bus = not is_given(args, "bus.url")
+    try:
+        preflight.check_ports(settings)
+        notes = plan.adapt(settings)
+        notes += preflight.check_space(settings, args.prefill + args.decode)
+        _have_model(settings)
+    except preflight.NotPossible as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for note in (*notes, preflight.open_to_all(settings)):
+        if note:
+            print(note, file=sys.stderr)
+
+    import asyncio
+
+    from baton.cli.supervisor.cluster import Cluster
+    from baton.cli.supervisor.display import make_display
+
+    display = make_display(log_format=settings.telemetry.log_format)
+    cluster = Cluster(settings, prefill=args.prefill, decode=args.decode, own_bus=own_bus, display=display)
+    try:
+        return asyncio.run(cluster.run())
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
