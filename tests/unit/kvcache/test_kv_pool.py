@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ SHAPE = Geometry(block_size=16, block_bytes=4096, layers=2, kv_heads=1, head_dim
 
 
 @pytest.fixture
-def pool(tmp_path: Path):
+def pool(tmp_path: Path) -> Iterator[KvPool]:
     with_file = KvPool.create(tmp_path, "w1", SHAPE, 700, epoch=9)
     yield with_file
     with_file.close()
