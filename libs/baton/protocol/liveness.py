@@ -90,3 +90,7 @@ class Heartbeat(Message):
     model_info: ModelInfo | None = None
     worker: WorkerInfo | None = None
     load: Load | None = None
+
+
+class Ask(Message):
+    """A new directory -> every service: send a heartbeat now (spread over 50 ms)."""

@@ -4,6 +4,7 @@
     baton.v1.<model>.ctl.<role>.<id>.<epoch>      a process's ordered control queue
     baton.v1.<model>.tokens.<id>.<epoch>          tokens, to a tokenizer
     baton.v1.<model>.kv.<id>.<epoch>              KV events of a worker
+    baton.v1._.ask                                `Ask` for heartbeats, heard by every service
     baton.v1._.text.<id>.<epoch>                  text, to a gateway
     baton.v1._.stats.<id>                         metric snapshots
 
@@ -38,6 +39,10 @@ def heartbeat(model: str, role: Role | str, instance: str) -> str:
 def all_heartbeats(model: str | None = None) -> str:
     """Heartbeats of one model's services, or of every service of the cluster."""
     return f"{ROOT}.{'*' if model is None else model_token(model)}.hb.*.*"
+
+
+def ask() -> str:
+    return f"{ROOT}.{ANY_MODEL}.ask"
 
 
 def control(model: str, role: Role | str, instance: str, epoch: int) -> str:

@@ -1,0 +1,221 @@
+"""nats-py, bent to the rules of the bus: it never gives up, and says at once that the connection is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client, Server
+from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
+
+from baton.bus.errors import BusDown, BusRefused
+from baton.config.settings import BusSettings
+from baton.protocol.codec import MAX_MESSAGE_BYTES
+
+_log = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MOST_S = 1.0
+CONNECT_TIMEOUT_S = 2
+PING_INTERVAL_S = 1
+PINGS_OUT = 2
+END_TIMEOUT_S = 2.0
+
+ErrorCallback = Callable[[Exception], Awaitable[None]]
+
+
+class Backoff:
+    """Waits between attempts: 50 ms, doubled up to 1 s, each shortened by up to a quarter at random."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+
+    def reset(self) -> None:
+        self._tries = 0
+
+    @property
+    def tries(self) -> int:
+        return self._tries
+
+    def next_s(self) -> float:
+        delay = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2 ** min(self._tries, 16))
+        self._tries += 1
+        return delay * random.uniform(0.75, 1.0)
+
+
+class BusClient(Client):
+    """A nats-py client for which every lost connection is a reconnect, reported as it happens.
+
+    Some of nats-py's internal methods are extended, as it has no hooks there: it closes for good on most
+    errors of the server, it reports a lost connection only when the old socket is flushed, which a frozen
+    server never lets happen, and a PONG whose flush was given up ends its reading task.
+    """
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        super().__init__()
+        self._lost = lost
+        self.backoff = Backoff()
+
+    def choose(self, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+        """nats-py's `reconnect_to_server_handler`: the servers in turn, with back-off."""
+        server = servers[self.backoff.tries % len(servers)]
+        return server, self.backoff.next_s()
+
+    async def _attempt_reconnect(self) -> None:
+        self._lost()
+        # What was not sent when the connection broke is not sent later: its callers have been told.
+        self._pending = []
+        self._pending_data_size = 0
+        self.abort()
+        await super()._attempt_reconnect()
+
+    async def _process_err(self, err_msg: str) -> None:
+        error = nats.errors.Error("nats: " + err_msg.strip("'"))
+        await self._error_cb(error)
+        if "permissions violation" not in err_msg:
+            await self._process_op_err(error)
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def end(self, subscription: Subscription) -> None:
+        """Ends a subscription. What the server had sent before still reaches its callback."""
+        try:
+            if self.is_connected:
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await subscription.drain()
+        except (TimeoutError, nats.errors.Error) as error:
+            _log.debug("unsubscribing from %s: %s", subscription.subject, error)
+        finally:
+            subscription._stop_processing()
+            self._remove_sub(subscription._id)
+
+    def abort(self) -> None:
+        """Drops the socket with whatever is unsent on it."""
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            transport._io_writer.transport.abort()
+
+
+def shown(url: str) -> str:
+    """A server list as it may be shown: scheme, host and port, never credentials."""
+    places = []
+    for one in url.split(","):
+        parts = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
+        try:
+            port = parts.port or 4222
+        except ValueError:
+            places.append("(not a URL)")
+        else:
+            places.append(f"{parts.scheme}://{parts.hostname or '(no host)'}:{port}")
+    return ",".join(places)
+
+
+async def connect_client(
+    settings: BusSettings,
+    *,
+    name: str,
+    wait_s: float,
+    lost: Callable[[], None],
+    reconnected: Callable[[], Awaitable[None]],
+    error: ErrorCallback,
+) -> BusClient:
+    """A connected client, after as many attempts as fit in `wait_s`.
+
+    Raises:
+        BusRefused: the server refuses the credentials, or takes messages of less than 8 MB.
+        BusDown: no server was reached in time.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    backoff = Backoff()
+    place = shown(settings.url)
+    if "(" in place:
+        raise BusRefused(f"bus.url names no server ({place}): it looks like nats://127.0.0.1:4222")
+    for attempt in itertools.count():
+        client = BusClient(lost)
+        cause = await _try(client, settings, name, reconnected, error, max(0.1, deadline - loop.time()))
+        if cause is None and client.max_payload >= MAX_MESSAGE_BYTES:
+            return client
+        client.abort()
+        await client.close()
+        if cause is None:
+            raise BusRefused(
+                f"the NATS server at {place} takes messages of {client.max_payload} bytes at most,"
+                f" Baton needs {MAX_MESSAGE_BYTES}: set `max_payload: 8MB` in the server's configuration"
+            )
+        if "authorization violation" in cause.lower():
+            raise BusRefused(
+                f"the NATS server at {place} refuses the credentials of user {settings.user!r}:"
+                " set bus.user and bus.password (BATON_BUS_USER, BATON_BUS_PASSWORD) to those of the server"
+            )
+        delay = backoff.next_s()
+        if loop.time() + delay >= deadline:
+            raise BusDown(
+                f"no NATS server at {place} after {wait_s:g} s ({cause}):"
+                " start it (`baton up` does), or name the right one with bus.url (BATON_BUS_URL)"
+            )
+        if attempt == 0:
+            _log.info("waiting for the NATS server at %s (%s)", place, cause)
+        await asyncio.sleep(delay)
+    raise AssertionError("unreachable")
+
+
+async def _try(
+    client: BusClient,
+    settings: BusSettings,
+    name: str,
+    reconnected: Callable[[], Awaitable[None]],
+    error: ErrorCallback,
+    timeout_s: float,
+) -> str | None:
+    """One attempt to connect. None, or why it failed."""
+    causes: list[Exception] = []
+
+    async def report(cause: Exception) -> None:
+        causes.append(cause)
+        await error(cause)
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            await client.connect(
+                servers=[one.strip() for one in settings.url.split(",")],
+                name=name,
+                error_cb=report,
+                reconnected_cb=reconnected,
+                reconnect_to_server_handler=client.choose,
+                allow_reconnect=False,  # for this attempt: nats-py would retry a wrong password for ever
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                ping_interval=PING_INTERVAL_S,
+                max_outstanding_pings=PINGS_OUT,
+                pending_size=-1,
+                user=settings.user or None,
+                password=settings.password if settings.user else None,
+            )
+    except (OSError, nats.errors.Error) as last:
+        return _words(causes[-1] if isinstance(last, nats.errors.NoServersError) and causes else last)
+    if not client.is_connected:
+        return "the server closed the connection"
+    client.options["allow_reconnect"] = True
+    client.options["max_reconnect_attempts"] = -1
+    client._error_cb = error
+    return None
+
+
+def _words(cause: Exception) -> str:
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, TimeoutError):
+        return "no answer"
+    return str(cause) or type(cause).__name__
