@@ -142,7 +142,7 @@ def _parse_header(path: Path, header: bytes) -> dict[str, _Entry]:
         start, end = entry.data_offsets
         if end - start != math.prod(entry.shape) * width:
             raise ModelFileError(
-                f"{path}: tensor {name!r:.120}: {end - start} bytes of {entry.dtype} do not fill {entry.shape}"
+                f"{path}: tensor {name!r:.120}: {end - start} bytes of {entry.dtype} for {entry.shape}"
             )
     return entries
 
