@@ -74,32 +74,16 @@ class SafetensorsModel:
         tensors = _read_shards(path) if path.name.endswith(".json") else read_file(path)
         return cls(path, tensors)
 
-    def raw(self, name: str) -> Bytes:
-        """A tensor's bytes: a read-only uint8 view [nbytes].
-
-        Raises:
-            ModelFileError: there is no such tensor.
-        """
-        return self._get(name).data
-
-    def float32(self, name: str) -> Floats:
-        """A tensor's values, exactly: a new float32 array of its shape.
-
-        Raises:
-            ModelFileError: there is no such tensor.
-        """
-        tensor = self._get(name)
+    def read(self, name: str) -> Floats | None:
+        """A tensor's values, exactly: a new float32 array of its shape; None if there is no such tensor."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            return None
         if tensor.dtype == "BF16":
             values = bfloat16_to_float32(tensor.data)
         else:
             values = tensor.data.view("<f4" if tensor.dtype == "F32" else "<f2").astype(np.float32)
         return values.reshape(tensor.shape)
-
-    def _get(self, name: str) -> StoredTensor:
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise ModelFileError(f"{self.path}: has no tensor {name!r}")
-        return tensor
 
 
 def read_file(path: Path) -> dict[str, StoredTensor]:
