@@ -40,7 +40,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class _Text(logging.Formatter):
-    """`12:00:00.123 INFO    prefill-1 hand-off done request=ab12 bytes=4096`; tracebacks follow as they are."""
+    """`12:00:00.123 INFO    prefill-1 hand-off done request=ab12 bytes=4096`, then any traceback."""
 
     def __init__(self, role: str, instance: str) -> None:
         super().__init__()

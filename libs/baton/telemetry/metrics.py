@@ -2,7 +2,8 @@
 
 A service builds the group it needs on its host's registry. The labels `instance`, `role` and `model` are
 added when the cluster's metrics are written out (`baton.telemetry.exposition`). Times are in seconds, as
-Prometheus wants them.
+Prometheus wants them. (Two more are made where they are read: the inboxes' in `baton.service.figures`, and
+`baton_up` in the metrics service.)
 """
 
 from __future__ import annotations
@@ -147,19 +148,3 @@ class KvStoreMetrics:
         self.errors = Counter(
             "baton_kvstore_errors", "Operations that failed and counted as misses", tier, registry=registry
         )
-
-
-class BusMetrics:
-    """What a service's host sees of the bus. `malformed` and `dropped` are labelled `subject`: its kind."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.malformed = Counter(
-            "baton_malformed_messages", "Messages that could not be read", ["subject"], registry=registry
-        )
-        self.dropped = Counter(
-            "baton_dropped_messages",
-            "Messages refused because an inbox was full",
-            ["subject"],
-            registry=registry,
-        )
-        self.disconnects = Counter("baton_bus_disconnects", "Times the bus was lost", registry=registry)
