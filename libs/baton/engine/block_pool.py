@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
 
 
 class Generations(Protocol):
@@ -33,11 +33,10 @@ class Generations(Protocol):
     def __setitem__(self, slot: int, value: Any, /) -> None: ...
 
 
-@dataclass(slots=True, frozen=True)
-class Block:
+class Block(NamedTuple):
     """What a full block contains: enough to prove that it is the one asked for."""
 
-    hash: int
+    key: int  # its chained hash
     parent: int  # hash of the block before it, or the root's
     tokens: bytes  # its own ids, little-endian uint32
     salt: str = ""
@@ -96,15 +95,11 @@ class BlockPool:
         """Slots of the longest indexed run from the chain's start."""
         slots = []
         for block in chain:
-            slot = self._index.get(block.hash)
+            slot = self._index.get(block.key)
             if slot is None or self._content[slot] != block:
                 break
             slots.append(slot)
         return slots
-
-    def idle(self, slots: Iterable[int]) -> int:
-        """How many of these are free: what pinning them would take from `free`."""
-        return sum(not self._references[slot] for slot in slots)
 
     def pin(self, slots: Iterable[int]) -> None:
         """One more reference to each of these, which `find` has just returned."""
@@ -122,18 +117,17 @@ class BlockPool:
     def register(self, slot: int, block: Block) -> None:
         """Enter a held slot, full and computed, in the index.
 
-        When an equal block, or another of the same hash, is there already, the newcomer stays out: it serves its
-        own sequence and becomes blank when released.
+        When an equal block, or another of the same hash, is there already, the newcomer stays out: it serves
+        its own sequence and becomes blank when released.
         """
-        if block.hash not in self._index and slot not in self._content:
-            self._index[block.hash] = slot
+        if block.key not in self._index and slot not in self._content:
+            self._index[block.key] = slot
             self._content[slot] = block
-            self._tell(block.hash, stored=True)
+            self._tell(block.key, stored=True)
 
     def lru_candidates(self, count: int) -> list[tuple[int, Block]]:
         """The `count` cached slots that would be evicted next, oldest first."""
-        slots = (slot for slot, _ in zip(self._cached, range(count), strict=False))
-        return [(slot, self._content[slot]) for slot in slots]
+        return [(slot, self._content[slot]) for slot in islice(self._cached, count)]
 
     def indexed(self) -> Iterator[int]:
         """Every hash in the index."""
@@ -152,8 +146,8 @@ class BlockPool:
     def _evict(self) -> int:
         slot, _ = self._cached.popitem(last=False)
         block = self._content.pop(slot)
-        del self._index[block.hash]
-        self._tell(block.hash, stored=False)
+        del self._index[block.key]
+        self._tell(block.key, stored=False)
         return slot
 
     def _tell(self, key: int, *, stored: bool) -> None:
@@ -179,7 +173,7 @@ class BlockPool:
         assert min(self._references, default=0) >= 0, "a slot was released too often"
         assert cached <= self._content.keys(), "a cached slot has no content"
         assert not blank & self._content.keys(), "a blank slot is in the index"
-        assert {block.hash: slot for slot, block in self._content.items()} == self._index, "index and content"
+        assert {block.key: slot for slot, block in self._content.items()} == self._index, "index and content"
         uses = [0] * self.num_blocks
         for table in tables:
             for slot in table:
