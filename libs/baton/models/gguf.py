@@ -23,8 +23,9 @@ Bytes = npt.NDArray[np.uint8]
 
 # Far above any real file; they keep a hostile one from costing more than a second or two.
 MAX_KEYS = 65_536
-MAX_TENSORS = 1_048_576
-MAX_LIST_ITEMS = 4_194_304  # strings and inner arrays of all metadata together
+MAX_TENSORS = 65_536
+MAX_STRINGS = 4_194_304  # in arrays, of all metadata together
+MAX_INNER_ARRAYS = 65_536  # likewise
 MAX_NAME_BYTES = 65_535
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4
@@ -107,7 +108,8 @@ class _Reader:
         self.view = view
         self.size = len(view)
         self.position = 0
-        self.list_items = 0
+        self.strings = 0
+        self.inner_arrays = 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """The whole header."""
@@ -174,11 +176,14 @@ class _Reader:
             raw = self._take(count * least, f"the items of {_short(key)}")
             items = np.frombuffer(raw, dtype=np.uint8 if kind == _BOOL else scalar.format)
             return items != 0 if kind == _BOOL else items.copy()
-        self.list_items += count
-        if self.list_items > MAX_LIST_ITEMS:
-            raise self._error(f"metadata holds more than {MAX_LIST_ITEMS} strings and inner arrays")
         if kind == _STRING:
+            self.strings += count
+            if self.strings > MAX_STRINGS:
+                raise self._error(f"metadata holds more than {MAX_STRINGS} strings")
             return self._strings(key, count)
+        self.inner_arrays += count
+        if self.inner_arrays > MAX_INNER_ARRAYS:
+            raise self._error(f"metadata holds more than {MAX_INNER_ARRAYS} inner arrays")
         return [self._value(key, kind, depth + 1) for _ in range(count)]
 
     def _strings(self, key: str, count: int) -> list[str]:
