@@ -143,8 +143,9 @@ async def connect_client(
         raise BusRefused(f"bus.url names no server ({place}): it looks like nats://127.0.0.1:4222")
     for attempt in itertools.count():
         client = BusClient(lost)
-        cause = await _try(client, settings, name, reconnected, error, max(0.1, deadline - loop.time()))
+        cause = await _try(client, settings, name, reconnected, max(0.1, deadline - loop.time()))
         if cause is None and client.max_payload >= MAX_MESSAGE_BYTES:
+            client._error_cb = error
             return client
         client.abort()
         await client.close()
@@ -175,7 +176,6 @@ async def _try(
     settings: BusSettings,
     name: str,
     reconnected: Callable[[], Awaitable[None]],
-    error: ErrorCallback,
     timeout_s: float,
 ) -> str | None:
     """One attempt to connect. None, or why it failed."""
@@ -183,7 +183,6 @@ async def _try(
 
     async def report(cause: Exception) -> None:
         causes.append(cause)
-        await error(cause)
 
     try:
         async with asyncio.timeout(timeout_s):
@@ -209,7 +208,6 @@ async def _try(
         return "the server closed the connection"
     client.options["allow_reconnect"] = True
     client.options["max_reconnect_attempts"] = -1
-    client._error_cb = error
     return None
 
 

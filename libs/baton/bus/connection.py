@@ -32,6 +32,7 @@ SETTLE_S = BACKOFF_MOST_S + 0.5  # after a reconnect others may still be on thei
 RETRY_S = 0.05
 UNSENT_LIMIT = 32 * 1024 * 1024  # bytes waiting for a server that does not read
 UNSENT_WAIT_S = 2.0
+TOLD_LIMIT = 64
 # nats-py drops past these without a word. Its queue is emptied in the same turn of the loop that filled it.
 NATS_PENDING_MESSAGES = 1_048_576
 NATS_PENDING_BYTES = 1024 * 1024 * 1024
@@ -60,6 +61,7 @@ class Bus:
         self._callbacks: list[Callable[[bool], None]] = []
         self._replies = Replies()
         self._settled_at = 0.0
+        self._told: set[str] = set()
         self._closing = False
         self._client: BusClient
 
@@ -129,7 +131,8 @@ class Bus:
             answer = await self._exchange(subject, data, headers, deadline)
             if not is_503(answer):
                 return self._read(answer, codec, subject)
-            if self._loop.time() + RETRY_S >= min(deadline, self._settled_at):
+            now = self._loop.time()
+            if now >= self._settled_at or now + RETRY_S >= deadline:
                 raise NoResponder(f"nobody listens on {subject}")
             await asyncio.sleep(RETRY_S)
 
@@ -279,18 +282,22 @@ class Bus:
         self._client.backoff.reset()
         self._settled_at = now + SETTLE_S
         self.down_since = None
+        self._told.clear()
         self.up.set()
         for callback in self._callbacks:
             callback(True)
 
     async def _error(self, error: Exception) -> None:
         """nats-py's error callback: errors of the connection, and exceptions raised in callbacks."""
-        if isinstance(error, nats.errors.SlowConsumerError):
-            _log.error("nats-py dropped a message on %s", error.subject)
-        elif isinstance(error, nats.errors.Error | OSError):
-            _log.debug("bus: %s: %s", type(error).__name__, error)
-        else:
+        if not isinstance(error, nats.errors.Error | OSError):
             _log.error("in a bus callback", exc_info=error)
+            return
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, nats.errors.UnexpectedEOF):
+            _log.debug("%s", words)  # `_lost` says it
+        elif words not in self._told and len(self._told) < TOLD_LIMIT:
+            self._told.add(words)
+            _log.warning("the bus at %s (logged once until it is back): %s", self._place, words)
 
     async def close(self) -> None:
         """Unsubscribes, waits until the server has what was sent, and closes. Bounded; idempotent."""

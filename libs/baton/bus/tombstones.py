@@ -25,9 +25,9 @@ class Tombstones:
 
     def add(self, request: str, attempt: int, now: float) -> None:
         """Cancels attempts up to `attempt`. `now`: monotonic seconds."""
+        self._expire(now)
         former, _ = self._stones.pop(request, (attempt, now))
         self._stones[request] = (max(former, attempt), now + self._keep_s)
-        self._expire(now)
         while len(self._stones) > self._limit:
             self._stones.popitem(last=False)
             self.evicted += 1
