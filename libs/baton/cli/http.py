@@ -61,6 +61,10 @@ class Api:
         """
         return self._json("GET", path, None)
 
+    def check(self, path: str) -> None:
+        """Returns if the answer's status is below 400, whatever it says; raises `ApiError` otherwise."""
+        self._open("GET", path, None)[0].close()
+
     def post(self, path: str, body: Any) -> Any:
         """Like `get`, sending `body` as JSON."""
         return self._json("POST", path, body)

@@ -48,8 +48,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def heartbeats(bus_settings: BusSettings, listen_s: float = LISTEN_S) -> list[Heartbeat]:
-    """Every service's newest heartbeat, by role and id."""
+async def heartbeats(
+    bus_settings: BusSettings, *, until: str = "", listen_s: float = LISTEN_S
+) -> list[Heartbeat]:
+    """Every service's newest heartbeat, by role and id, after `listen_s`; sooner once `until` is ready."""
     import asyncio
 
     from baton.bus.connection import Bus
@@ -60,11 +62,18 @@ async def heartbeats(bus_settings: BusSettings, listen_s: float = LISTEN_S) -> l
         directory = Directory(bus, model=None)
         async with asyncio.TaskGroup() as group:
             follow = group.create_task(directory.run())
-            await directory.wait_for(lambda _: False, listen_s)
+            await directory.wait_for(lambda seen: _is_ready(seen, until), listen_s)
             follow.cancel()
         return everyone(directory)
     finally:
         await bus.close()
+
+
+def _is_ready(directory: Directory, id: str) -> bool:
+    from baton.protocol.liveness import State
+
+    beat = directory.get(id) if id else None
+    return beat is not None and beat.state == State.READY
 
 
 def everyone(directory: Directory) -> list[Heartbeat]:

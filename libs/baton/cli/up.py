@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from baton.cli.flags import add_settings, is_given, load_settings
+
+if TYPE_CHECKING:
+    from baton.config.settings import Settings
 
 
 def _count(text: str) -> int:
@@ -24,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from baton.cli.supervisor import plan, preflight
+    from baton.models.errors import ModelError
 
     settings = load_settings(args)
     if args.prefill + args.decode == 0:
@@ -34,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
         preflight.check_ports(settings)
         notes = plan.adapt(settings)
         notes += preflight.check_space(settings, args.prefill + args.decode)
-        _have_model(settings)
-    except preflight.NotPossible as error:
+        if settings.worker.engine != "mock":
+            _have_model(settings)
+    except (preflight.NotPossible, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for note in (*notes, preflight.open_to_all(settings)):
@@ -54,3 +60,19 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _have_model(settings: Settings) -> None:
+    """Sees to it that the model is here; takes a missing one, since that is what was asked for.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be fetched.
+    """
+    from baton.cli.pull import pull_shown
+    from baton.models.catalogue import resolve
+    from baton.models.errors import ModelNotFound
+
+    try:
+        resolve(settings.model.name, settings.model.cache_dir)
+    except ModelNotFound:
+        pull_shown(settings.model.name, settings.model.cache_dir)

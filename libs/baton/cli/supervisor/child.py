@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from baton.cli.supervisor.backoff import RestartPolicy
 
 KEPT_LINES = 30
+HELD_LINES = 500
 MAX_LINE = 8_192
 USAGE_ERROR = 2  # a setting or argument is wrong: the same again would fail the same way
 
@@ -54,6 +55,7 @@ class Child:
         self._line = line
         self._changed = changed
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._held: list[str] = []
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
 
@@ -69,8 +71,9 @@ class Child:
 
     def heartbeat(self, pid: int) -> None:
         """The process of this id says that it is ready."""
-        if pid == self.pid:
+        if pid == self.pid and not self.ready:
             self.policy.ready(time.monotonic())
+            self._release()
 
     async def run(self) -> None:
         """Starts the process, and again when it dies, until `stop` or until it leaves in good order.
@@ -87,7 +90,10 @@ class Child:
                 self._say(f"{self.spec.id} was asked to leave, and has")
                 self._changed()
                 return
-            delay = self.policy.died(time.monotonic(), self._reason(code))
+            reason = self._reason(code)
+            if reason != self.policy.reason:
+                self._release()
+            delay = self.policy.died(time.monotonic(), reason)
             if delay is None or (code == USAGE_ERROR and self.restarts == 0):
                 raise GaveUp(self._epitaph(code))
             self.restarts += 1
@@ -99,6 +105,7 @@ class Child:
 
     async def _run_once(self) -> int:
         self._lines.clear()
+        self._held.clear()
         try:
             process = await asyncio.create_subprocess_exec(
                 *self.spec.command,
@@ -137,7 +144,15 @@ class Child:
         text = raw[:MAX_LINE].decode(errors="replace").rstrip()
         if text:
             self._lines.append(text)
+            if self.policy.failed_starts and not self.ready and len(self._held) < HELD_LINES:
+                self._held.append(text)  # the same failure is not printed five times
+            else:
+                self._line(self.spec.id, text)
+
+    def _release(self) -> None:
+        for text in self._held:
             self._line(self.spec.id, text)
+        self._held.clear()
 
     def _reason(self, code: int) -> str:
         return f"{code} {self._lines[-1][-120:] if self._lines and not self.ready else ''}"

@@ -12,14 +12,17 @@ from pathlib import Path
 
 from baton.bus.connection import Bus
 from baton.bus.directory import Directory
+from baton.bus.errors import BusRefused
 from baton.bus.server import EmbeddedServer
 from baton.cli.supervisor import plan, probe
+from baton.cli.supervisor.backoff import RestartPolicy
 from baton.cli.supervisor.child import Child, GaveUp
 from baton.cli.supervisor.display import Display, Row
 from baton.cli.supervisor.rundir import RunDir
 from baton.config.settings import BusSettings, Settings
 from baton.protocol.liveness import Heartbeat, State
 
+BUS_CHECK_S = 0.1
 PATIENCE_S = 30.0
 STAGE_S = 2.0  # the least that each stage of a stop is given, even when the grace is used up
 
@@ -41,6 +44,7 @@ class Cluster:
         self._over = asyncio.Event()
         self._hurry = asyncio.Event()
         self._failure = ""
+        self._server: EmbeddedServer | None = None
 
     async def run(self) -> int:
         """Everything, until a signal or a failure. Returns the exit code."""
@@ -49,6 +53,7 @@ class Cluster:
             loop.add_signal_handler(number, self._signal)
         run = RunDir()
         server = EmbeddedServer() if self.own_bus else None
+        self._server = server
         try:
             bus_settings = await asyncio.to_thread(self._start_bus, server, run.path)
             run.info.nats_url, run.info.nats_user = bus_settings.url, bus_settings.user
@@ -105,7 +110,9 @@ class Cluster:
         directory = Directory(bus, model=None)
         directory.subscribe(self._beat)
         async with asyncio.TaskGroup() as group:
-            follow = group.create_task(directory.run())
+            followers = [group.create_task(directory.run())]
+            if self._server is not None:
+                followers.append(group.create_task(self._keep_bus(bus, self._server)))
             for child in self.children.values():
                 group.create_task(self._keep(child))
             try:
@@ -114,13 +121,39 @@ class Cluster:
             finally:
                 self.display.settle()
                 await self._stop()
-                follow.cancel()
+                for task in followers:
+                    task.cancel()
 
     async def _keep(self, child: Child) -> None:
         try:
             await child.run()
         except GaveUp as error:
             self._fail(str(error))
+
+    async def _keep_bus(self, bus: Bus, server: EmbeddedServer) -> None:
+        """Starts the bus again when it dies; the services wait for it and find it where it was."""
+        policy = RestartPolicy()
+        loop = asyncio.get_running_loop()
+        policy.ready(loop.time())
+        lost = asyncio.Event()
+        bus.on_change(lambda up: None if up else lost.set())
+        while True:
+            await lost.wait()
+            if bus.up.is_set():
+                lost.clear()
+            elif server.pid is None:
+                delay = policy.died(loop.time(), "") or 0.0
+                when = f"in {delay:g} s" if delay else "at once"
+                self.display.say(f"nats-server died; starting it again {when}")
+                await asyncio.sleep(delay)
+                try:
+                    await asyncio.to_thread(server.stop)
+                    await asyncio.to_thread(server.restart)
+                except BusRefused as error:
+                    self._fail(f"the bus cannot be started again: {error}")
+                    return
+                policy.ready(loop.time())
+            await asyncio.sleep(BUS_CHECK_S)
 
     def _beat(self, beat: Heartbeat, kind: str) -> None:
         child = self.children.get(beat.id)

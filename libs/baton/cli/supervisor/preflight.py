@@ -21,7 +21,7 @@ def check_port(host: str, port: int, what: str, option: str) -> None:
     """Can we listen there? Port 0 is any free one, and always possible.
 
     Raises:
-        NotPossible: the port is taken (said by whom if that can be seen) or forbidden, or the address not ours.
+        NotPossible: the port is taken (by whom, if it can be seen), forbidden, or the address is not ours.
     """
     if port == 0:
         return

@@ -1,8 +1,8 @@
 """A run's folder: how `baton status`, `baton chat` and the like find what runs on this machine.
 
 `$XDG_RUNTIME_DIR` (or the temporary folder) `/baton-<pid>/` holds `run.json` (mode 0600, since it carries
-the bus credential) and `lock`, which the supervisor holds for as long as it lives: a folder whose lock is free
-is left over and is removed by whoever finds it.
+the bus credential) and `lock`, which the supervisor holds for as long as it lives: a folder whose lock is
+free is left over and is removed by whoever finds it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,14 @@ class RunDir:
             os.close(self._lock)
 
 
+def read_run(path: Path) -> RunInfo | None:
+    """What a run folder holds; None while there is nothing to read."""
+    try:
+        return msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
 def find_runs() -> list[RunInfo]:
     """Live runs of this user on this machine, newest first. Removes folders that dead ones left."""
     runs: list[RunInfo] = []
@@ -82,8 +90,8 @@ def find_runs() -> list[RunInfo]:
             if not _held(path):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            with contextlib.suppress(OSError, msgspec.MsgspecError):
-                runs.append(msgspec.json.decode((path / "run.json").read_bytes(), type=RunInfo))
+            if (run := read_run(path)) is not None:
+                runs.append(run)
     return sorted(runs, key=lambda run: run.started, reverse=True)
 
 

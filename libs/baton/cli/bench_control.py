@@ -1,0 +1,219 @@
+"""`baton bench control`: what gateway, tokenizer, router and bus cost, measured with the mock engine.
+
+Starts a cluster of its own on free ports and takes it down again. The time to first token is taken by a
+client in this process, one request at a time, and the mock's own step cost, which is known, is taken off it.
+CPU time is what the kernel has booked for each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.config.settings import Settings
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from baton.cli.supervisor.rundir import RunInfo
+
+START_S = 90.0
+CONTROL = ("gateway", "tokenizer", "router")
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPU seconds and resident memory of one process."""
+
+    cpu_s: float
+    rss: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed answer as its client saw it."""
+
+    first_s: float = 0.0
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="baton bench control", description=(__doc__ or "").partition("\n\n")[2]
+    )
+    parser.add_argument("--requests", type=int, default=200, help="requests one at a time; default 200")
+    parser.add_argument("--streams", type=int, default=32, help="streams at once for CPU a token; default 32")
+    parser.add_argument("--rounds", type=int, default=3, help="times that all streams run; default 3")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of each of those; default 256")
+    parser.add_argument("--idle", type=float, default=5.0, help="seconds of rest to watch; default 5")
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    args = parser.parse_args(argv)
+    try:
+        with _cluster(args) as run:
+            figures = asyncio.run(_measure(args, run))
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        _print(figures, args)
+    return 0
+
+
+@contextlib.contextmanager
+def _cluster(args: argparse.Namespace) -> Iterator[RunInfo]:
+    """A cluster of our own, in a folder of its own, gone at the end."""
+    from baton.cli.supervisor.rundir import read_run
+
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
+        command = [sys.executable, "-P", "-m", "baton.cli.main", "up", "--engine", "mock", "--port", "0"]
+        command += ["--metrics-port", "0", "--log-level", "warning", "--kv-memory-mb", "128"]
+        command += ["--prefill", str(args.prefill), "--decode", str(args.decode)]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**environ, "XDG_RUNTIME_DIR": folder}
+            )
+        try:
+            deadline = time.monotonic() + START_S
+            run: RunInfo | None = None
+            while run is None or not run.gateway_url:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"the cluster did not start:\n{log.read_text(errors='replace')[-2_000:]}"
+                    )
+                time.sleep(0.05)
+                run = read_run(Path(folder, f"baton-{process.pid}"))
+            yield run
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:
+    import aiohttp
+
+    from baton.cli.status import heartbeats
+    from baton.config.settings import BusSettings
+
+    bus = BusSettings(url=run.nats_url, user=run.nats_user, password=run.nats_password)
+    pids = {beat.id: beat.pid for beat in await heartbeats(bus)}
+    timeout = aiohttp.ClientTimeout(total=300)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(run.gateway_url, timeout=timeout, connector=connector) as session:
+        for _ in range(10):
+            await _ask(session, 16, 2)
+        figures: dict[str, Any] = {
+            "added_ms": {
+                "prefilled by the decode worker, 16 tokens": await _added(session, 16, args.requests),
+                "handed over by the prefill worker, 200 tokens": await _added(session, 200, args.requests),
+            }
+        }
+        before, began = _use(pids), time.monotonic()
+        await asyncio.sleep(args.idle)
+        after, rested = _use(pids), time.monotonic() - began
+        figures["idle_cpu_percent"] = {
+            id: 100 * (after[id].cpu_s - before[id].cpu_s) / rested for id in after if id in before
+        }
+        figures["rss_mb"] = {id: use.rss / 2**20 for id, use in after.items()}
+        figures |= await _under_load(session, pids, args)
+    return figures
+
+
+async def _under_load(
+    session: aiohttp.ClientSession, pids: dict[str, int], args: argparse.Namespace
+) -> dict[str, Any]:
+    before, began, tokens = _use(pids), time.monotonic(), 0
+    for _ in range(args.rounds):
+        done = await asyncio.gather(*(_ask(session, 64, args.tokens) for _ in range(args.streams)))
+        tokens += sum(stream.tokens for stream in done)
+    took, after = time.monotonic() - began, _use(pids)
+    spent = {id: after[id].cpu_s - before[id].cpu_s for id in after if id in before}
+    groups = {role: sum(s for id, s in spent.items() if id.rpartition("-")[0] == role) for role in CONTROL}
+    groups["these three"] = sum(groups.values())
+    groups["the whole system"] = sum(spent.values())
+    return {
+        "tokens": tokens,
+        "tokens_per_s": tokens / took,
+        "cpu_us_per_token": {name: 1e6 * seconds / max(1, tokens) for name, seconds in groups.items()},
+    }
+
+
+async def _added(session: aiohttp.ClientSession, words: int, requests: int) -> dict[str, float]:
+    """Time to first token less the mock's step cost, ms, one request at a time; each prompt is new."""
+    settings = Settings()
+    added = []
+    for _ in range(requests):
+        stream = await _ask(session, words, 2)
+        steps = math.ceil(stream.prompt_tokens / settings.worker.max_batch_tokens)
+        cost_us = steps * settings.mock.step_us + stream.prompt_tokens * settings.mock.token_us
+        added.append(stream.first_s * 1e3 - cost_us / 1e3)
+    added.sort()
+    return {"p50": statistics.median(added), "p99": added[min(len(added) - 1, int(len(added) * 0.99))]}
+
+
+async def _ask(session: aiohttp.ClientSession, prompt_tokens: int, tokens: int) -> Stream:
+    """One streamed completion; the prompt has `prompt_tokens` bytes, which are the mock's tokens."""
+    prompt = f"{time.perf_counter_ns():x}".ljust(prompt_tokens, ".")[-prompt_tokens:]
+    body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    stream, began = Stream(), time.perf_counter()
+    async with session.post("/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:500]}")
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            if not stream.first_s:
+                stream.first_s = time.perf_counter() - began
+            if b'"usage":{' in line or b'"usage": {' in line:
+                usage = json.loads(line[6:])["usage"]
+                stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+    if stream.tokens != tokens:
+        raise RuntimeError(f"asked for {tokens} tokens, got {stream.tokens}")
+    return stream
+
+
+def _use(pids: dict[str, int]) -> dict[str, Use]:
+    import psutil
+
+    found = {}
+    for id, pid in pids.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+            found[id] = Use(times.user + times.system, process.memory_info().rss)
+    return found
+
+
+def _print(figures: dict[str, Any], args: argparse.Namespace) -> None:
+    print("Added to the first token, one request at a time (client included, the mock's step cost taken off)")
+    for name, value in figures["added_ms"].items():
+        print(f"  {name:<48} p50 {value['p50']:7.2f} ms   p99 {value['p99']:7.2f} ms")
+    rate = figures["tokens_per_s"]
+    print(f"\nCPU a streamed token, {args.streams} streams ({figures['tokens']} tokens, {rate:.0f} a second)")
+    for name, value in figures["cpu_us_per_token"].items():
+        print(f"  {name:<48} {value:11.1f} us")
+    print(f"\nAt rest ({args.idle:g} s)                                      CPU of a core        memory")
+    for id, percent in figures["idle_cpu_percent"].items():
+        print(f"  {id:<48} {percent:10.2f} %   {figures['rss_mb'][id]:8.0f} MB")
+    total = sum(figures["idle_cpu_percent"].values())
+    print(f"  {'together':<48} {total:10.2f} %   {sum(figures['rss_mb'].values()):8.0f} MB")
