@@ -62,6 +62,11 @@ class BlockPool:
         return len(self._blank) + len(self._cached)
 
     @property
+    def cached(self) -> int:
+        """Slots that nobody holds and whose content a later prompt may reuse."""
+        return len(self._cached)
+
+    @property
     def used(self) -> int:
         """Slots held by sequences and reservations."""
         return self.num_blocks - self.free

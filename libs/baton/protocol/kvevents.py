@@ -60,6 +60,7 @@ class StoreLookup(Message):
 
     fingerprint: str
     hashes: bytes  # in chain order
+    budget_ms: int = 15  # how long the store may spend on slower tiers before it answers
 
 
 class StoreFound(Message):

@@ -55,6 +55,7 @@ class WorkerInfo(Part):
     num_blocks: int
     address: Address
     max_batch_tokens: int = 0
+    max_sequences: int = 0  # in one step
 
 
 class Load(Part):

@@ -100,6 +100,7 @@ class TextDelta(Row):
     usage: Usage | None = None
     failure: Failure | None = None
     timing: Timing | None = None
+    token_start: int = 0  # how many `tokens` of this answer came before
 
 
 class TextBatch(Message):
@@ -115,3 +116,9 @@ class CancelRequest(Message):
 
     request: str
     reason: str = ""
+
+
+class Inquire(Message):
+    """Gateway -> tokenizer (a call): do you still own this request? `Accepted`, or `Rejected` with STALE."""
+
+    request: str

@@ -1,0 +1,215 @@
+"""The jobs of a worker: from `Run` or a commit, through steps, to their last token or their failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from baton.bus.connection import Bus, BusDown
+from baton.bus.streams import StreamSender
+from baton.engine.engine import Engine, Progress
+from baton.engine.plan import StepPlan
+from baton.engine.reservations import Reservation
+from baton.engine.sequence import Sequence
+from baton.protocol.errors import Code, Failure
+from baton.protocol.handoff import Abandon, Committed, Offer
+from baton.protocol.sequence import SequenceState
+from baton.protocol.work import Run
+from baton.telemetry.logs import get_logger
+from baton.worker.figures import WorkerFigures
+from baton.worker.job import Job
+from baton.worker.token_out import TokenOut
+
+log = get_logger(__name__)
+
+
+class Jobs:
+    """One job a request. Each ends once: finished, handed over, failed (its owner is told) or dropped.
+
+    `work` is set whenever the engine may have something to do.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        bus: Bus,
+        engine: Engine,
+        out: TokenOut,
+        figures: WorkerFigures,
+        work: asyncio.Event,
+    ) -> None:
+        self._worker = worker
+        self._bus = bus
+        self._engine = engine
+        self._out = out
+        self._figures = figures
+        self._work = work
+        self._jobs: dict[str, Job] = {}
+        self._taken: list[tuple[str, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._jobs.values()))
+
+    def get(self, request: str) -> Job | None:
+        return self._jobs.get(request)
+
+    def taken(self) -> list[tuple[str, int]]:
+        """(request, attempt) of what was taken since the last call."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    # --- in ------------------------------------------------------------------------------------------
+
+    def take(self, message: Run) -> Job:
+        """A job for a `Run`; not in the engine yet."""
+        state = message.state
+        sequence = Sequence.from_state(state, time.monotonic(), prefill_only=message.decode is not None)
+        known = len(sequence.tokens)
+        sender = StreamSender(state.request, state.attempt, first=known - state.prompt_len)
+        return self._register(Job(sequence, sender, known, target=message.decode))
+
+    def enter(self, job: Job) -> None:
+        """Queues a job's sequence in the engine.
+
+        Raises:
+            RequestError: the engine refuses it.
+        """
+        self._engine.add(job.sequence)
+        self._work.set()
+
+    def admit(
+        self, offer: Offer, state: SequenceState, reservation: Reservation, reply: Committed, began: float
+    ) -> None:
+        """A received sequence goes on here; its newest token is put out at once.
+
+        Raises:
+            RequestError: the state is not of the sequence that was offered.
+        """
+        now = time.monotonic()
+        sequence = self._engine.admit(reservation, state, now)
+        timing = sequence.timing
+        timing.handoff_ms += (now - began) * 1000
+        timing.handoff_bytes += reply.bytes_pulled
+        timing.decode_worker = self._worker
+        timing.transport = reply.transport
+        first = len(offer.tokens) // 4 - state.prompt_len
+        sender = StreamSender(state.request, state.attempt, first=first)
+        sender.append(sequence.output[first:], sequence.logprobs[first:])
+        job = Job(sequence, sender, len(sequence.tokens), scheduled=True, admitted=now)
+        self._register(job)
+        self._put_fresh(job)
+        self._figures.admitted(timing)
+        self._work.set()
+
+    def _register(self, job: Job) -> Job:
+        self._jobs[job.request] = job
+        self._taken.append((job.request, job.attempt))
+        return job
+
+    # --- steps ---------------------------------------------------------------------------------------
+
+    async def progressed(self, progress: list[Progress]) -> None:
+        """Books a committed step."""
+        for step in progress:
+            job = self._jobs.get(step.seq.request)
+            if job is not None and job.sequence is step.seq:
+                if step.failure is not None:
+                    await self.fail(job, step.failure)
+                else:
+                    self._advance(job, step)
+
+    async def step_failed(self, plan: StepPlan) -> None:
+        """Ends the jobs whose step the runner could not execute."""
+        failure = Failure(code=Code.INTERNAL, message="a model step failed; the worker's log has the reason")
+        for part in plan.slices:
+            job = self._jobs.get(part.key[0])
+            if job is not None:
+                await self.fail(job, failure)
+
+    def _advance(self, job: Job, step: Progress) -> None:
+        if step.first and not job.admitted:
+            self._stamp_first(job)
+        if step.new_tokens:
+            job.sender.append(step.new_tokens, step.logprobs)
+        if job.target is not None and not step.finish:  # handed over after its first token
+            job.held = job.held or step.first
+            job.changed.set()
+        elif step.finish:
+            self._finish(job, step.finish)
+        elif step.new_tokens:
+            self._put_fresh(job)
+
+    def _stamp_first(self, job: Job) -> None:
+        sequence, now = job.sequence, time.monotonic()
+        scheduled = sequence.first_scheduled or now
+        queue_ms, prefill_ms = (scheduled - sequence.arrived) * 1000, (now - scheduled) * 1000
+        job.timing.queue_ms += queue_ms
+        job.timing.prefill_ms += prefill_ms
+        job.timing.prefill_worker = self._worker
+        job.admitted = now
+        self._figures.first_token(queue_ms, prefill_ms, sequence.cached_tokens)
+
+    def _finish(self, job: Job, finish: str) -> None:
+        decode_ms = (time.monotonic() - job.admitted) * 1000
+        job.timing.decode_ms += decode_ms
+        job.timing.decode_worker = job.timing.decode_worker or self._worker
+        self._figures.decoded(decode_ms)
+        job.sender.finish(finish, timing=job.timing)
+        self._put_fresh(job)
+        self.forget(job)
+        self._out.ended(job.request, job.attempt, job.reply_to, job.sender)
+        job.changed.set()
+
+    def _put_fresh(self, job: Job) -> None:
+        item = job.sender.fresh()
+        item.cached_tokens = job.sequence.cached_tokens
+        self._out.put(job.reply_to, item)
+
+    # --- ends ----------------------------------------------------------------------------------------
+
+    def handed_over(self, job: Job) -> None:
+        """The receiver owns it: its blocks stay behind here as cache."""
+        self.forget(job)
+        self._engine.release(job.sequence)
+        self._work.set()
+
+    async def fail(self, job: Job, failure: Failure) -> None:
+        """Ends a job with a failure, told to its owner. Idempotent."""
+        if job.over:
+            return
+        await self.drop(job, failure.message)
+        job.sender.finish(failure=failure)
+        self._out.put(job.reply_to, job.sender.fresh())
+        await self._out.flush()
+
+    async def drop(self, job: Job, reason: str) -> None:
+        """Frees all that a job holds here and at its target. Idempotent."""
+        if job.over:
+            return
+        self.forget(job)
+        self._engine.abort(job.request, job.attempt)
+        self._work.set()
+        if job.task is None or job.task is asyncio.current_task():
+            return
+        job.task.cancel()
+        if job.target is not None:
+            gone = Abandon(request=job.request, attempt=job.attempt, reason=reason)
+            try:
+                await self._bus.publish(job.target.subject, gone)
+            except BusDown:
+                log.debug("hand-off of %s dropped while the bus was away", job.request)
+
+    async def drop_all_of(self, reply_to: str, reason: str) -> None:
+        """Drops every job of one owner."""
+        for job in self:
+            if job.reply_to == reply_to:
+                await self.drop(job, reason)
+
+    def forget(self, job: Job) -> None:
+        job.over = True
+        if self._jobs.get(job.request) is job:
+            del self._jobs[job.request]

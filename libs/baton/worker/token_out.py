@@ -1,0 +1,77 @@
+"""Tokens on their way to tokenizers: one message a step and tokenizer, kept until acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from baton.bus.connection import Bus, BusDown
+from baton.bus.streams import StreamSender
+from baton.protocol.work import TokenBatch, Tokens
+
+KEEP_ENDED_S = 60.0
+KEEP_ENDED = 4_096
+
+
+class TokenOut:
+    """Collects items by tokenizer; `flush` sends each tokenizer one `TokenBatch`.
+
+    Ended streams are kept for `Resume` until `Ended` comes, 60 s pass, or 4,096 newer ones have ended.
+    Batches carry a reply subject that nobody answers: on the server's 503 `gone(reply_to)` is called.
+    """
+
+    def __init__(self, bus: Bus, *, worker: str, epoch: int, gone: Callable[[str], None]) -> None:
+        self._bus = bus
+        self._worker = worker
+        self._epoch = epoch
+        self._gone = gone
+        self._waiting: dict[str, list[Tokens]] = {}
+        self._watched: dict[str, str] = {}
+        self._ended: OrderedDict[tuple[str, int], tuple[float, str, StreamSender]] = OrderedDict()
+
+    def put(self, reply_to: str, item: Tokens) -> None:
+        self._waiting.setdefault(reply_to, []).append(item)
+
+    def ended(self, request: str, attempt: int, reply_to: str, sender: StreamSender) -> None:
+        """Keeps a finished stream until it is acknowledged."""
+        self._ended[request, attempt] = (time.monotonic() + KEEP_ENDED_S, reply_to, sender)
+        while len(self._ended) > KEEP_ENDED:
+            self._ended.popitem(last=False)
+
+    def acknowledged(self, request: str, attempt: int) -> None:
+        self._ended.pop((request, attempt), None)
+
+    def resume(self, request: str, attempt: int, start: int) -> bool:
+        """Sends an ended stream's tokens again; False if it is not known here."""
+        entry = self._ended.get((request, attempt))
+        if entry is None:
+            return False
+        _, reply_to, sender = entry
+        self.put(reply_to, sender.since(start))
+        return True
+
+    def expire(self, now: float) -> None:
+        while self._ended and next(iter(self._ended.values()))[0] <= now:
+            self._ended.popitem(last=False)
+
+    async def flush(self) -> None:
+        """Sends what waits. While the bus is away it is dropped here: `Resume` brings it back."""
+        waiting, self._waiting = self._waiting, {}
+        for reply_to, items in waiting.items():
+            batch = TokenBatch(worker=self._worker, epoch=self._epoch, items=items)
+            try:
+                await self._bus.publish(reply_to, batch, reply=self._watch(reply_to))
+            except BusDown:
+                return
+
+    def _watch(self, reply_to: str) -> str:
+        reply = self._watched.get(reply_to)
+        if reply is None:
+            reply = self._watched[reply_to] = self._bus.watch(reply_to, lambda: self._lost(reply_to))
+        return reply
+
+    def _lost(self, reply_to: str) -> None:
+        if self._watched.pop(reply_to, None) is not None:
+            self._bus.unwatch(reply_to)
+            self._gone(reply_to)

@@ -1,0 +1,215 @@
+"""All live exchanges of a gateway: finding tokenizers for them, feeding them, ending them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
+from baton.bus.directory import Directory
+from baton.bus.inbox import Inbox
+from baton.protocol.codec import Codec
+from baton.protocol.errors import Code, Failure, RequestError
+from baton.protocol.liveness import Heartbeat, Role, State
+from baton.protocol.placing import Target
+from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextBatch
+from baton.telemetry.logs import get_logger
+from baton_services.gateway.exchange import Exchange
+
+log = get_logger(__name__)
+
+ACCEPT_S = 0.5
+SILENCE_S = 3.0
+ROUND_S = 0.25
+PAUSE_S = 2.0
+OWNERLESS_S = 10.0  # how long a request without a tokenizer waits for one to come back
+RETRY_S = 0.1
+
+_codec = Codec(Accepted, Rejected)
+
+
+class Exchanges:
+    """Owns every exchange from its `Generate` to its last delta."""
+
+    def __init__(self, bus: Bus, directory: Directory) -> None:
+        self._bus = bus
+        self._directory = directory
+        self._live: dict[str, Exchange] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def start(self, group: asyncio.TaskGroup, inbox: Inbox) -> None:
+        self._group = group
+        self._directory.subscribe(self._peer_changed)
+        group.create_task(self._feed(inbox))
+        group.create_task(self._watch())
+
+    def models(self) -> dict[str, Heartbeat]:
+        """Name and aliases of every model that can be asked now -> a tokenizer that serves it."""
+        found: dict[str, Heartbeat] = {}
+        for beat in self._tokenizers():
+            if beat.model_info is not None:
+                for name in (beat.model_info.name, *beat.model_info.aliases):
+                    found.setdefault(name, beat)
+        return found
+
+    async def open(self, generate: Generate) -> Exchange:
+        """Hands a request to a tokenizer.
+
+        Raises:
+            RequestError: no such model, or nobody takes it.
+        """
+        exchange = Exchange(generate, time.monotonic() + generate.deadline_ms / 1000)
+        self._live[exchange.id] = exchange
+        try:
+            await self._hand(exchange, wait_s=0.0)
+        except BaseException:
+            self._live.pop(exchange.id, None)
+            raise
+        return exchange
+
+    async def close(self, exchange: Exchange, reason: str) -> None:
+        """The handler is done with it. Unless it has ended by itself, its owner is told. Idempotent."""
+        if self._live.pop(exchange.id, None) is None:
+            return
+        ended, exchange.over = exchange.over, True
+        if not ended and exchange.owner is not None:
+            await self._cancel(exchange, reason)
+
+    async def _cancel(self, exchange: Exchange, reason: str) -> None:
+        assert exchange.owner is not None
+        try:
+            await self._bus.publish(exchange.owner.subject, CancelRequest(request=exchange.id, reason=reason))
+        except BusDown:
+            log.debug("request %s ended while the bus was away", exchange.id)
+
+    async def _hand(self, exchange: Exchange, *, wait_s: float) -> None:
+        """Finds an owner, waiting up to `wait_s` for one to appear.
+
+        Raises:
+            RequestError: every tokenizer refused, or none came.
+        """
+        until = time.monotonic() + wait_s
+        refusal: Failure | None = None
+        while not exchange.over:
+            for beat in self._owners(exchange.generate.model):
+                try:
+                    await self._bus.call(beat.subject, exchange.generate, _codec, timeout_s=ACCEPT_S)
+                except (NoResponder, CallTimeout):
+                    self._directory.exclude(beat.id, beat.epoch)
+                    exchange.generate.resend += 1
+                except CallRejected as error:
+                    refusal = error.failure
+                except BusDown as error:
+                    raise RequestError(_BUS_LOST) from error
+                else:
+                    exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
+                    exchange.heard = time.monotonic()
+                    return
+            if time.monotonic() >= until:
+                raise RequestError(refusal or self._nobody(exchange.generate.model))
+            await asyncio.sleep(RETRY_S)
+
+    def _tokenizers(self) -> list[Heartbeat]:
+        beats = self._directory.live(Role.TOKENIZER)
+        return [beat for beat in beats if beat.routable and beat.state is State.READY]
+
+    def _owners(self, model: str) -> list[Heartbeat]:
+        """Tokenizers that serve `model`, in random order: each is as good as the other."""
+        beats = [
+            beat
+            for beat in self._tokenizers()
+            if beat.model_info is not None
+            and (model == beat.model_info.name or model in beat.model_info.aliases)
+        ]
+        random.shuffle(beats)
+        return beats
+
+    def _nobody(self, model: str) -> Failure:
+        known = self.models()
+        if model in known:
+            return _BUSY
+        if known:
+            names = ", ".join(sorted(known))
+            return Failure(
+                code=Code.MODEL_NOT_FOUND,
+                message=f"the model {model[:100]!r} is not served here, but {names}",
+                param="model",
+            )
+        return Failure(
+            code=Code.NO_WORKER, message="no model is ready yet; try again later", retry_after_ms=1_000
+        )
+
+    async def _feed(self, inbox: Inbox) -> None:
+        async for delivery in inbox:
+            batch: TextBatch = delivery.message
+            for delta in batch.deltas:
+                exchange = self._live.get(delta.request)
+                if exchange is None:
+                    continue
+                if exchange.owner is not None and exchange.owner.id != batch.tokenizer:
+                    continue  # of an owner that was given up
+                exchange.put(delta)
+
+    async def _watch(self) -> None:
+        """Silent owners, a bus that is gone, deadlines."""
+        while True:
+            await asyncio.sleep(ROUND_S)
+            now, away = time.monotonic(), self._bus.down_since
+            for exchange in list(self._live.values()):
+                if exchange.over:
+                    continue
+                if away is not None and now - away > PAUSE_S:
+                    exchange.fail(_BUS_LOST)
+                elif now >= exchange.deadline:
+                    exchange.fail(_DEADLINE)
+                elif away is None and (exchange.gap or now - exchange.heard > SILENCE_S):
+                    self._spawn(self._ask(exchange))
+
+    async def _ask(self, exchange: Exchange) -> None:
+        """Makes sure that the owner still has it; begins again elsewhere if not, or if text is missing."""
+        exchange.heard = time.monotonic()
+        owner = exchange.owner
+        if owner is None:
+            return
+        try:
+            await self._bus.call(owner.subject, Inquire(request=exchange.id), _codec, timeout_s=ACCEPT_S)
+        except (NoResponder, CallTimeout, CallRejected):
+            await self._begin_again(exchange)
+        except BusDown:
+            return
+        else:
+            if exchange.gap:
+                await self._cancel(exchange, "text was lost on the way")
+                await self._begin_again(exchange)
+
+    async def _begin_again(self, exchange: Exchange) -> None:
+        exchange.owner, exchange.gap = None, False
+        exchange.generate.resend += 1
+        exchange.generate.deadline_ms = max(1, int((exchange.deadline - time.monotonic()) * 1000))
+        try:
+            await self._hand(exchange, wait_s=OWNERLESS_S)
+        except RequestError as error:
+            exchange.fail(error.failure)
+
+    def _peer_changed(self, beat: Heartbeat, kind: str) -> None:
+        if kind != "left" or beat.role is not Role.TOKENIZER:
+            return
+        for exchange in list(self._live.values()):
+            owner = exchange.owner
+            if owner is not None and (owner.id, owner.epoch) == (beat.id, beat.epoch):
+                self._spawn(self._begin_again(exchange))
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        assert self._group is not None
+        self._group.create_task(work)
+
+
+_BUSY = Failure(
+    code=Code.OVERLOADED, message="every tokenizer is busy; try again later", retry_after_ms=1_000
+)
+_BUS_LOST = Failure(code=Code.BUS_LOST, message="the message bus went away; please send the request again")
+_DEADLINE = Failure(code=Code.DEADLINE, message="the request took longer than request_timeout_s allows")

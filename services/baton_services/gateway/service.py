@@ -1,0 +1,182 @@
+"""The gateway service: HTTP on one side, the bus on the other. It knows no model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from aiohttp import web
+
+from baton.bus.connection import BusDown, CallRejected, CallTimeout, NoResponder
+from baton.bus.inbox import Inbox
+from baton.protocol import subjects
+from baton.protocol.codec import Codec
+from baton.protocol.liveness import Role, State
+from baton.protocol.request import Accepted, TextBatch
+from baton.protocol.stats import MetricsQuery, MetricsText
+from baton.protocol.work import Drain
+from baton.service.base import ServiceHost, StartupError
+from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics import GatewayMetrics
+from baton_services.gateway import web_app
+from baton_services.gateway.errors import HttpError
+from baton_services.gateway.exchanges import Exchanges
+from baton_services.gateway.generate import Generator
+
+log = get_logger(__name__)
+
+METRICS_TIMEOUT_S = 2.0
+_metrics_codec = Codec(MetricsText)
+
+
+class GatewayService:
+    """OpenAI's API over HTTP; requests go to tokenizers, text comes back."""
+
+    def __init__(self, host: ServiceHost) -> None:
+        self._host = host
+        self._metrics = GatewayMetrics(host.registry)
+        self._exchanges = Exchanges(host.bus, host.directory)
+        self._runner: web.AppRunner | None = None
+        self._created = int(time.time())
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Opens the inbox, then the port.
+
+        Raises:
+            StartupError: the port cannot be had.
+        """
+        host, settings = self._host, self._host.settings.gateway
+        reply_to = subjects.text(host.id, host.epoch)
+        self._exchanges.start(group, await host.bus.inbox(reply_to, TextBatch))
+        group.create_task(self._serve_control(await host.bus.inbox(host.subject, Drain)))
+        generator = Generator(
+            self._exchanges,
+            self._metrics,
+            reply_to=reply_to,
+            max_requests=settings.max_requests,
+            timeout_s=settings.request_timeout_s,
+        )
+        self._runner = web.AppRunner(
+            self._app(generator),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=75.0,
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1_024)
+        try:
+            await site.start()
+        except OSError as error:
+            raise StartupError(
+                f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}):"
+                " stop what uses it, or choose another --port"
+            ) from error
+        host.beat.url = self._url()
+        host.beat.state = State.READY
+        await host.announce()
+        log.info("listening on %s", host.beat.url)
+
+    async def drain(self, grace_s: float) -> None:
+        """`/ready` says no, so that load balancers turn away; what is being served ends."""
+        until = time.monotonic() + grace_s
+        while len(self._exchanges) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _app(self, generator: Generator) -> web.Application:
+        settings = self._host.settings.gateway
+        app = web.Application(
+            client_max_size=settings.max_body_mb * 2**20,
+            middlewares=[
+                web_app.request_ids(),
+                web_app.errors(self._metrics),
+                web_app.keys(settings.api_key),
+            ],
+        )
+        app.router.add_post("/v1/chat/completions", generator.chat)
+        app.router.add_post("/v1/completions", generator.completions)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model:.+}", self._model)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._metrics_text)
+        return app
+
+    def _url(self) -> str:
+        assert self._runner is not None
+        host, port = self._runner.addresses[0][:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _serve_control(self, inbox: Inbox) -> None:
+        async for delivery in inbox:
+            await delivery.respond(Accepted())
+            self._host.request_drain(delivery.message.grace_ms)
+
+    # --- the small endpoints -------------------------------------------------------------------------
+
+    async def _models(self, _: web.Request) -> web.Response:
+        data = [self._describe(name) for name in sorted(self._exchanges.models())]
+        return _json({"object": "list", "data": data})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name not in self._exchanges.models():
+            raise HttpError(
+                404, f"the model {name[:100]!r} is not served here", code="model_not_found", param="model"
+            )
+        return _json(self._describe(name))
+
+    def _describe(self, name: str) -> dict[str, object]:
+        beat = self._exchanges.models()[name]
+        info = beat.model_info
+        assert info is not None
+        return {
+            "id": name,
+            "object": "model",
+            "created": info.created or self._created,
+            "owned_by": "baton",
+            "max_model_len": info.max_context,
+        }
+
+    async def _health(self, _: web.Request) -> web.Response:
+        """This process lives and has its bus."""
+        up = self._host.bus.up.is_set()
+        return _json({"status": "ok" if up else "the message bus is away"}, status=200 if up else 503)
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """A request sent now would be served."""
+        models = sorted(self._exchanges.models())
+        reason = ""
+        if not self._host.bus.up.is_set():
+            reason = "the message bus is away"
+        elif self._host.stopping.is_set():
+            reason = "draining"
+        elif not models:
+            reason = "no model is ready"
+        status = 503 if reason else 200
+        return _json({"status": reason or "ready", "models": models}, status=status)
+
+    async def _metrics_text(self, _: web.Request) -> web.Response:
+        services = self._host.directory.live(Role.METRICS)
+        for beat in services:
+            try:
+                reply = await self._host.bus.call(
+                    beat.subject, MetricsQuery(), _metrics_codec, timeout_s=METRICS_TIMEOUT_S
+                )
+            except (NoResponder, CallTimeout, CallRejected, BusDown):
+                continue
+            return web.Response(
+                text=reply.text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            )
+        raise HttpError(
+            503, "no metrics service is running", kind="service_unavailable_error", code="no_metrics"
+        )
+
+
+def _json(body: object, *, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(body), content_type="application/json")

@@ -1,0 +1,101 @@
+"""A live request: all that its owner knows of it, and nothing that only a worker knows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from baton.bus.streams import News, StreamReceiver
+from baton.protocol.base import pack_tokens
+from baton.protocol.placing import Placement, Target
+from baton.protocol.request import Generate, Timing, Usage
+from baton.protocol.sampling import SamplingParams, TokenLogprobs
+from baton.protocol.sequence import SequenceState
+from baton.protocol.work import Tokens
+from baton_services.tokenizer.answer import Answer
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """One request from `Generate` to its last `TextDelta`.
+
+    `output` are the tokens received so far, in order, from whichever attempts produced them: a replay
+    re-sends prompt and output, and goes on at index len(output).
+    """
+
+    generate: Generate
+    deadline: float  # monotonic seconds
+    answer: Answer
+    stream: StreamReceiver = field(default_factory=StreamReceiver)
+    arrived: float = field(default_factory=time.monotonic)
+    prompt: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    attempt: int = -1  # none yet
+    failures: int = 0  # attempts that failed of themselves; lost workers do not count
+    placement: Placement | None = None
+    avoid: list[tuple[str, int]] = field(default_factory=list)
+    heard: float = 0.0  # when its worker was last heard of it
+    cached_tokens: int = 0
+    timing: Timing = field(default_factory=Timing)
+    holder: str = ""  # the worker whose tokens arrive; until then any leg may hold it
+    first_token: float = 0.0
+    last_token: float = 0.0
+    dispatching: bool = False
+    over: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.generate.request
+
+    def remaining_ms(self, now: float) -> int:
+        return max(0, int((self.deadline - now) * 1000))
+
+    def legs(self) -> list[Target]:
+        """The workers that this request's current attempt depends on."""
+        if self.placement is None:
+            return []
+        legs = [leg for leg in (self.placement.prefill, self.placement.decode) if leg is not None]
+        return [leg for leg in legs if leg.id == self.holder] or legs
+
+    def begin_attempt(self) -> None:
+        """Goes on with the next attempt, at the token after the last one received."""
+        self.attempt += 1
+        self.holder = ""
+        self.stream.restart(self.attempt)
+
+    def receive(self, item: Tokens) -> tuple[list[int], list[TokenLogprobs], str] | None:
+        """New tokens, their logprobs and the finish reason; None if something before them is missing.
+
+        Raises:
+            MalformedMessage: the item contradicts itself or what came before.
+        """
+        news = self.stream.feed(item)
+        if not isinstance(news, News):
+            return None
+        return news.tokens, news.logprobs, self.stream.finish
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=len(self.prompt),
+            completion_tokens=self.answer.completion_tokens,
+            cached_tokens=min(self.cached_tokens, len(self.prompt)),
+        )
+
+    def state(self, reply_to: str, now: float) -> SequenceState:
+        """The sequence as its next worker takes it up."""
+        return SequenceState(
+            request=self.id,
+            attempt=self.attempt,
+            tokens=pack_tokens(self.prompt + self.output),
+            prompt_len=len(self.prompt),
+            reply_to=reply_to,
+            sampling=self.sampling,
+            logprobs=self.logprobs,
+            priority=self.generate.priority,
+            salt=self.generate.cache_salt,
+            deadline_ms=self.remaining_ms(now),
+            cached_tokens=self.cached_tokens,
+            timing=self.timing,
+        )

@@ -1,0 +1,98 @@
+"""From a `Generate` to tokens: template, encoding, the context's limit, the model's stop ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+from baton.text.model_files import TextModel
+
+from baton.protocol.base import unpack_tokens
+from baton.protocol.errors import Code, RequestError
+from baton.protocol.request import Generate
+from baton.protocol.sampling import MAX_STOP_IDS
+from baton_services.tokenizer.answer import Answer
+from baton_services.tokenizer.live import LiveRequest
+
+# Below this an encode takes less than a thread's round trip; above, it would hold the loop up.
+INLINE_CHARS = 4_000
+
+
+class Preparer:
+    """Makes live requests ready to be placed. Long texts are encoded in a thread."""
+
+    def __init__(self, text: TextModel, threads: int) -> None:
+        self._text = text
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+
+    def live(self, generate: Generate) -> LiveRequest:
+        answer = Answer(
+            self._text.tokenizer,
+            generate.stop,
+            skip_special=generate.skip_special_tokens,
+            continues=generate.messages is None,
+        )
+        return LiveRequest(generate, time.monotonic() + generate.deadline_ms / 1000, answer)
+
+    async def prepare(self, live: LiveRequest) -> None:
+        """Fills in `prompt` and `sampling`.
+
+        Raises:
+            RequestError: the template refuses the messages, a token id is out of range, or the prompt
+                leaves no room for an answer.
+        """
+        started = time.monotonic()
+        if _characters(live.generate) <= INLINE_CHARS:
+            live.prompt = self._encode(live.generate)
+        else:
+            loop = asyncio.get_running_loop()
+            live.prompt = await loop.run_in_executor(self._pool, self._encode, live.generate)
+        self._limit(live)
+        live.timing.tokenize_ms = (time.monotonic() - started) * 1000
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, generate: Generate) -> list[int]:
+        if generate.messages is not None:
+            return self._text.encode_chat(
+                generate.messages,
+                add_generation_prompt=generate.add_generation_prompt,
+                arguments=generate.template_arguments,
+            )
+        if generate.prompt is not None:
+            return self._text.encode_prompt(generate.prompt)
+        tokens = unpack_tokens(generate.prompt_tokens or b"").tolist()
+        vocab = self._text.tokenizer.vocab_size
+        bad = next((token for token in tokens if token >= vocab), None)
+        if bad is not None:
+            raise RequestError.of(
+                Code.INVALID_REQUEST, f"token id {bad} is not in the vocabulary of {vocab}", param="prompt"
+            )
+        return tokens
+
+    def _limit(self, live: LiveRequest) -> None:
+        asked, context = live.generate.sampling, self._text.info.max_context
+        used, param = len(live.prompt), "messages" if live.generate.messages is not None else "prompt"
+        if not used:
+            raise RequestError.of(Code.INVALID_REQUEST, "the prompt has no tokens", param=param)
+        if used + max(asked.max_tokens, 1) > context:
+            wanted = f" and {asked.max_tokens} were asked for as answer" if asked.max_tokens else ""
+            raise RequestError.of(
+                Code.CONTEXT_LENGTH,
+                f"this model's context is {context} tokens; the prompt has {used}{wanted}",
+                param=param,
+            )
+        eos = [] if asked.ignore_eos else self._text.tokenizer.eos_ids
+        stop_ids = list(dict.fromkeys([*asked.stop_token_ids, *eos]))[:MAX_STOP_IDS]
+        live.sampling = msgspec.structs.replace(
+            asked, max_tokens=asked.max_tokens or context - used, stop_token_ids=stop_ids
+        )
+
+
+def _characters(generate: Generate) -> int:
+    if generate.messages is not None:
+        return sum(len(message.content or "") for message in generate.messages)
+    return len(generate.prompt or "")

@@ -1,0 +1,300 @@
+"""The tokenizer service: owns live requests, from text to tokens and back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from baton.text.model_files import TextModel
+
+from baton.bus.connection import BusDown
+from baton.bus.inbox import Delivery
+from baton.protocol import subjects
+from baton.protocol.codec import MalformedMessage
+from baton.protocol.errors import Code, Failure, RequestError
+from baton.protocol.liveness import Heartbeat, Role, State
+from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextDelta
+from baton.protocol.work import Cancel, Drain, Ended, TokenBatch, Tokens
+from baton.service.host import ServiceHost
+from baton.telemetry.logs import get_logger
+from baton_services.tokenizer.dispatch import RETRIABLE, Dispatcher
+from baton_services.tokenizer.figures import Figures
+from baton_services.tokenizer.live import LiveRequest
+from baton_services.tokenizer.outbox import Outbox
+from baton_services.tokenizer.prepare import Preparer
+from baton_services.tokenizer.vigil import Vigil
+
+log = get_logger(__name__)
+
+
+class TokenizerService:
+    """Takes `Generate` from gateways, answers with text, and owns every retry in between."""
+
+    def __init__(self, host: ServiceHost) -> None:
+        self._host = host
+        self._bus = host.bus
+        self._live: dict[str, LiveRequest] = {}
+        self._tokens_subject = subjects.tokens(host.model, host.id, host.epoch)
+        self._outbox = Outbox(host.bus, tokenizer=host.id, epoch=host.epoch, gone=self._gateway_gone)
+        self._dispatcher = Dispatcher(
+            host.bus,
+            host.directory,
+            tokens_subject=self._tokens_subject,
+            max_attempts=host.settings.tokenizer.max_attempts,
+        )
+        self._figures = Figures(host.registry)
+        self._draining = False
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Loads the tokenizer and template, then serves."""
+        host = self._host
+        text = await asyncio.to_thread(TextModel.load, host.settings)
+        self._preparer = Preparer(text, host.settings.tokenizer.threads)
+        self._group = group
+        requests = await self._bus.inbox(host.subject, Generate, CancelRequest, Inquire, Drain)
+        tokens = await self._bus.inbox(self._tokens_subject, TokenBatch)
+        vigil = Vigil(self._live, self._bus, host.directory, lost=self._lost, end=self._end_with)
+        group.create_task(self._serve_requests(requests))
+        group.create_task(self._serve_tokens(tokens))
+        group.create_task(vigil.run(self._outbox))
+        host.directory.subscribe(self._peer_changed)
+        host.beat.model_info = text.info
+        host.beat.state = State.READY
+        self._check_routable()
+        await host.announce()
+
+    async def drain(self, grace_s: float) -> None:
+        """Takes nothing new; waits for live requests to end, at most `grace_s`."""
+        self._draining = True
+        until = time.monotonic() + grace_s
+        while self._live and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Ends what is left with a clear failure."""
+        failure = Failure(
+            code=Code.DRAINING, message="the tokenizer is stopping; please send the request again"
+        )
+        for live in list(self._live.values()):
+            await self._end_with(live, failure)
+        await self._outbox.flush()
+        self._preparer.close()
+
+    # --- requests in ---------------------------------------------------------------------------------
+
+    async def _serve_requests(self, inbox: Inbox) -> None:
+        async for delivery in inbox:
+            match delivery.message:
+                case Generate():
+                    await self._take(delivery)
+                case CancelRequest(request=request, reason=reason):
+                    if (live := self._live.get(request)) is not None:
+                        await self._cancel(live, reason or "the client has gone")
+                case Inquire(request=request):
+                    known = request in self._live
+                    await delivery.respond(Accepted() if known else _reject(Code.STALE, "not owned here"))
+                case Drain(grace_ms=grace_ms):
+                    await delivery.respond(Accepted())
+                    self._host.request_drain(grace_ms)
+
+    async def _take(self, delivery: Delivery) -> None:
+        generate: Generate = delivery.message
+        if generate.request in self._live:
+            await delivery.respond(Accepted())
+            return
+        if self._draining:
+            await delivery.respond(_reject(Code.DRAINING, "this tokenizer is draining"))
+            return
+        if len(self._live) >= self._host.settings.tokenizer.max_requests:
+            await delivery.respond(_reject(Code.OVERLOADED, "too many live requests; try again later"))
+            return
+        await delivery.respond(Accepted())
+        live = self._live[generate.request] = self._preparer.live(generate)
+        self._group.create_task(self._begin(live))
+
+    async def _begin(self, live: LiveRequest) -> None:
+        try:
+            await self._preparer.prepare(live)
+            self._figures.began(live)
+        except RequestError as error:
+            await self._end_with(live, error.failure)
+            await self._outbox.flush()
+        except Exception:
+            log.exception("could not prepare request %s", live.id)
+            await self._end_with(live, _INTERNAL)
+            await self._outbox.flush()
+        else:
+            await self._dispatch(live)
+
+    async def _dispatch(self, live: LiveRequest) -> None:
+        """Runs until a worker has accepted the request, or it is over."""
+        if live.dispatching or live.over:
+            return
+        live.dispatching = True
+        try:
+            await self._dispatcher.dispatch(live)
+            if live.over:
+                await self._dispatcher.withdraw(live, "over before it ran")
+        except RequestError as error:
+            await self._end_with(live, error.failure)
+        except BusDown:
+            await self._end_with(live, _BUS_LOST)
+        except Exception:
+            log.exception("could not dispatch request %s", live.id)
+            await self._end_with(live, _INTERNAL)
+        finally:
+            live.dispatching = False
+        await self._outbox.flush()
+
+    # --- tokens in -----------------------------------------------------------------------------------
+
+    async def _serve_tokens(self, inbox: Inbox) -> None:
+        async for delivery in inbox:
+            batch: TokenBatch = delivery.message
+            try:
+                for item in batch.items:
+                    await self._on_item(batch, item)
+                await self._outbox.flush()
+            except BusDown:
+                log.debug("tokens of %s arrived while the bus went away", batch.worker)
+
+    async def _on_item(self, batch: TokenBatch, item: Tokens) -> None:
+        live = self._live.get(item.request)
+        if live is None or item.attempt != live.attempt:
+            beat = self._host.directory.get(batch.worker)
+            if beat is not None and beat.epoch == batch.epoch:
+                stale = Cancel(request=item.request, attempt=item.attempt, reason="stale")
+                await self._bus.publish(beat.subject, stale)
+            return
+        live.heard = time.monotonic()
+        if item.failure is not None:
+            await self._failed(live, batch, item.failure)
+            return
+        try:
+            await self._take_tokens(live, batch, item)
+        except MalformedMessage as error:
+            log.error("tokens of %s for %s: %s", batch.worker, live.id, error)
+            await self._end_with(live, _INTERNAL)
+
+    async def _failed(self, live: LiveRequest, batch: TokenBatch, failure: Failure) -> None:
+        if failure.code not in RETRIABLE:
+            await self._end_with(live, failure)
+            return
+        culprit = next((leg for leg in live.legs() if leg.id == batch.worker), None)
+        try:
+            if culprit is not None:
+                await self._dispatcher.failed(live, culprit, RequestError(failure))
+        except RequestError as error:
+            await self._end_with(live, error.failure)
+        else:
+            self._group.create_task(self._dispatch(live))
+
+    async def _take_tokens(self, live: LiveRequest, batch: TokenBatch, item: Tokens) -> None:
+        news = live.receive(item)
+        if news is None:
+            live.heard = 0.0  # the vigil asks its worker for what is missing
+            return
+        tokens, logprobs, finish = news
+        if item.cached_tokens and not live.output:
+            live.cached_tokens = item.cached_tokens
+        live.holder = batch.worker
+        live.output += tokens
+        live.logprobs += logprobs
+        self._figures.tokens(live, len(tokens))
+        start, token_start = live.answer.sent, live.answer.described
+        text, described = live.answer.push(tokens, logprobs, finish)
+        delta = TextDelta(live.id, start, text, tokens=described, token_start=token_start)
+        if live.answer.finish:
+            await self._finish(live, batch, item, delta)
+        elif text or described:
+            self._outbox.put(live.generate.reply_to, delta)
+
+    async def _finish(self, live: LiveRequest, batch: TokenBatch, item: Tokens, last: TextDelta) -> None:
+        timing = item.timing or live.timing
+        last.finish, last.usage, last.timing = live.answer.finish, live.usage(), timing
+        self._outbox.put(live.generate.reply_to, last)
+        self._figures.ended(live, live.answer.finish)
+        self._forget(live)
+        if item.total >= 0:
+            beat = self._host.directory.get(batch.worker)
+            if beat is not None:
+                await self._bus.publish(beat.subject, Ended(request=live.id, attempt=live.attempt))
+            await self._dispatcher.placed(live)
+        else:  # our stop string: the worker would go on
+            await self._dispatcher.withdraw(live, "stop string")
+
+    # --- ends ----------------------------------------------------------------------------------------
+
+    async def _end_with(self, live: LiveRequest, failure: Failure) -> None:
+        """Ends a request with a failure, told to its gateway, and frees its workers. Idempotent."""
+        if live.over:
+            return
+        self._outbox.put(
+            live.generate.reply_to,
+            TextDelta(live.id, live.answer.sent, "", failure=failure, usage=live.usage(), timing=live.timing),
+        )
+        self._figures.ended(live, failure.code.value)
+        await self._cancel(live, failure.message)
+
+    async def _cancel(self, live: LiveRequest, reason: str) -> None:
+        if not live.over:
+            self._forget(live)
+        try:
+            await self._dispatcher.withdraw(live, reason)
+        except BusDown:
+            log.debug("request %s ended while the bus was away", live.id)
+
+    def _forget(self, live: LiveRequest) -> None:
+        live.over = True
+        self._live.pop(live.id, None)
+
+    # --- peers ---------------------------------------------------------------------------------------
+
+    def _lost(self, live: LiveRequest, worker: str, epoch: int) -> None:
+        """A worker that held `live` is gone: replay elsewhere."""
+        self._group.create_task(self._replay(live, worker, epoch))
+
+    async def _replay(self, live: LiveRequest, worker: str, epoch: int) -> None:
+        if live.dispatching or live.over:
+            return
+        target = next((leg for leg in live.legs() if (leg.id, leg.epoch) == (worker, epoch)), None)
+        if target is None:
+            return
+        log.warning(
+            "request %s: worker %s is gone, replaying from token %d", live.id, worker, len(live.output)
+        )
+        try:
+            await self._dispatcher.lost(live, target)
+        except BusDown:
+            return
+        await self._dispatch(live)
+
+    def _peer_changed(self, beat: Heartbeat, kind: str) -> None:
+        if kind == "left" and beat.role in (Role.PREFILL, Role.DECODE):
+            for live in list(self._live.values()):
+                if any((leg.id, leg.epoch) == (beat.id, beat.epoch) for leg in live.legs()):
+                    self._lost(live, beat.id, beat.epoch)
+        if beat.role is Role.ROUTER:
+            self._check_routable()
+
+    def _check_routable(self) -> None:
+        routers = self._host.directory.live(Role.ROUTER)
+        routable = bool(routers) and routers[0].routable and not self._draining
+        if routable != self._host.beat.routable:
+            self._host.beat.routable = routable
+            self._group.create_task(self._host.announce())
+
+    def _gateway_gone(self, subject: str) -> None:
+        for live in list(self._live.values()):
+            if live.generate.reply_to == subject:
+                self._group.create_task(self._cancel(live, "its gateway has gone"))
+
+
+def _reject(code: Code, message: str) -> Rejected:
+    return Rejected(failure=Failure(code=code, message=message))
+
+
+_INTERNAL = Failure(
+    code=Code.INTERNAL, message="the tokenizer failed on this request; its log has the reason"
+)
+_BUS_LOST = Failure(code=Code.BUS_LOST, message="the message bus went away; please send the request again")
