@@ -144,6 +144,9 @@ class KvStoreMetrics:
         self.hits = Counter("baton_kvstore_hits", "Blocks looked up and found", tier, registry=registry)
         self.misses = Counter("baton_kvstore_misses", "Blocks looked up, in no tier", registry=registry)
         self.stored = Counter("baton_kvstore_stored", "Blocks taken in", tier, registry=registry)
+        self.dropped = Counter(
+            "baton_kvstore_dropped", "Blocks offered that were not taken in", tier, registry=registry
+        )
         self.evicted = Counter("baton_kvstore_evicted", "Blocks given up for room", tier, registry=registry)
         self.errors = Counter(
             "baton_kvstore_errors", "Operations that failed and counted as misses", tier, registry=registry
