@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.bus.connection import Bus, NoResponder
+from baton.bus.connection import Bus, CallRejected, NoResponder
 from baton.bus.inbox import Inbox
 from baton.bus.server import EmbeddedServer
 from baton.config.environ import to_environ
@@ -25,6 +25,7 @@ from baton.protocol.liveness import Ask, Heartbeat, Role, State
 from baton.protocol.request import Accepted
 from baton.protocol.stats import Snapshot
 from baton.protocol.work import Cancel, Drain
+from baton.service.figures import BusFigures
 
 PROBE = Path(__file__).parent / "probe_service.py"
 ACCEPTED = Codec(Accepted)
@@ -212,6 +213,29 @@ async def test_a_malformed_message_is_counted_and_does_no_harm(start: Start, bus
             snapshot: Snapshot = (await inbox.get()).message
             family = next(family for family in snapshot.families if family.name == "baton_malformed_messages")
             counted = {sample.labels["subject"]: sample.value for sample in family.samples}
+
+
+async def test_what_an_inbox_counted_stays_when_it_is_closed(bus: Bus) -> None:
+    figures = BusFigures(bus)
+
+    def counted() -> dict[str, float]:
+        family = next(family for family in figures.collect() if family.name == "baton_malformed_messages")
+        return {sample.labels["subject"]: sample.value for sample in family.samples}
+
+    inbox = await bus.inbox(subjects.tokens("m", "t", 1), Ask)
+    await bus.publish(inbox.subject, Drain())
+    with pytest.raises(CallRejected):
+        await bus.call(inbox.subject, Drain(), ACCEPTED)
+    assert counted() == {"tokens": 2, "answer": 0}
+    await bus.publish(inbox.subject, Drain())
+    with pytest.raises(CallRejected):
+        await bus.call(inbox.subject, Drain(), ACCEPTED)
+    inbox.close()
+    assert counted() == counted() == {"tokens": 4, "answer": 0}
+    other = await bus.inbox(subjects.tokens("m", "u", 1), Ask)
+    with pytest.raises(CallRejected):
+        await bus.call(other.subject, Drain(), ACCEPTED)
+    assert counted() == {"tokens": 5, "answer": 0}
 
 
 async def test_the_death_of_its_supervisor_ends_it(start: Start) -> None:

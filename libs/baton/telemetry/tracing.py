@@ -6,6 +6,7 @@ With no endpoint set nothing of OpenTelemetry is imported, and each function her
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
     from opentelemetry.trace import Tracer
 
-EXPORT_TIMEOUT_S = 2.0
+EXPORT_TIMEOUT_S = 2.0  # of one batch
+FLUSH_S = 3.0  # of all batches at the end
 
 
 class Span(Protocol):
@@ -82,10 +84,13 @@ def setup_tracing(settings: TelemetrySettings, role: str, instance: str) -> None
 
 
 def shutdown_tracing() -> None:
-    """Sends what is left, for at most about `EXPORT_TIMEOUT_S`. Blocks."""
+    """Sends what is left, for at most `FLUSH_S`. Blocks."""
     global _provider, _tracer
     if _provider is not None:
-        _provider.shutdown()
+        # In a thread, as a collector that hangs would hold us up for every batch that waits.
+        flushing = threading.Thread(target=_provider.shutdown, name="trace-flush", daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_S)
     _provider = _tracer = None
 
 

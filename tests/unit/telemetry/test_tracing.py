@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -101,6 +103,18 @@ def test_headers_that_are_no_trace_are_ignored(collector: _Collector) -> None:
         pass
     tracing.shutdown_tracing()
     assert collector.spans["alone"].parent_span_id == b""
+
+
+def test_a_collector_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        tracing.setup_tracing(TelemetrySettings(otlp_endpoint=url, trace_ratio=1), "router", "router-1")
+        with tracing.span("lost"):
+            pass
+        monkeypatch.setattr(tracing, "FLUSH_S", 0.1)
+        before = time.monotonic()
+        tracing.shutdown_tracing()
+        assert time.monotonic() - before < tracing.EXPORT_TIMEOUT_S * 0.9
 
 
 def test_the_ratio_decides_at_the_root_and_children_follow(collector: _Collector) -> None:
