@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -151,38 +152,42 @@ def test_a_full_disk_is_seen_before_anything_is_made(clone: Path, tmp_path: Path
     assert not (clone / ".venv").exists()
 
 
-def test_a_real_environment_without_network_or_home_names_the_fix(clone: Path) -> None:
-    done = setup(
-        clone, PYTHON=sys.executable, HOME="", PIP_NO_INDEX="", TORCH_INDEX="http://127.0.0.1:1/cpu",
-        PIP_INDEX_URL="http://127.0.0.1:1/simple", PIP_RETRIES="0", PIP_TIMEOUT="2",
-    )  # fmt: skip
+def test_a_real_environment_without_network_names_the_fix_and_a_local_torch_is_taken(
+    clone: Path, tmp_path: Path
+) -> None:
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:1/simple",
+        "PIP_RETRIES": "0",
+        "PIP_TIMEOUT": "2",
+        "PIP_NO_INDEX": "",
+    }
+    environ = {"PYTHON": sys.executable, "HOME": "", "TORCH_INDEX": "http://127.0.0.1:1/cpu", **nowhere}
+    done = setup(clone, **environ)
     assert done.returncode == 1
     assert "http://127.0.0.1:1/cpu cannot be reached" in done.stdout
     assert "CUDA build of several GB" in done.stdout
     assert "the package index could not be reached" in done.stderr
     assert "PIP_INDEX_URL" in done.stderr
-    assert (clone / ".venv" / "bin" / "python").exists()
 
-
-def test_a_local_wheel_of_torch_is_taken(clone: Path, tmp_path: Path) -> None:
-    """A wheel that pip is told of by find-links; its content does not matter here."""
-    import zipfile
-
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    info = "torch-2.13.0+cpu.dist-info"
-    with zipfile.ZipFile(wheels / "torch-2.13.0+cpu-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("torch.py", "")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        wheel.writestr(f"{info}/RECORD", "")
-    done = setup(clone, PYTHON=sys.executable, PIP_FIND_LINKS=str(wheels), TORCH_INDEX="http://127.0.0.1:1/")
+    done = setup(clone, **environ, PIP_FIND_LINKS=str(wheel_of_torch(tmp_path / "wheels")))
     assert "Took torch==2.13.0 from a local wheel" in done.stdout
     assert done.returncode == 1  # there is no index for the rest
-    done = setup(clone, PYTHON=sys.executable, TORCH_INDEX="http://127.0.0.1:1/")
+
+    done = setup(clone, **environ)
     assert "torch==" not in done.stdout.partition("Installing Baton")[0]  # it is there already
+
+
+def wheel_of_torch(folder: Path) -> Path:
+    """A folder as `PIP_FIND_LINKS` names one. What is in the wheel does not matter here."""
+    folder.mkdir()
+    info = "torch-2.13.0+cpu.dist-info"
+    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(folder / "torch-2.13.0+cpu-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("torch.py", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+        wheel.writestr(f"{info}/WHEEL", tags)
+        wheel.writestr(f"{info}/RECORD", "")
+    return folder
 
 
 def test_make_names_its_targets(clone: Path) -> None:

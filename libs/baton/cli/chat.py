@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, help="0 is greedy; the server's default without it")
     parser.add_argument("--seed", type=int, help="the same seed gives the same answer")
     add_run(parser)
-    add_settings(parser)
+    add_settings(parser, "[PROMPT ...]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,11 @@ def _chat(args: argparse.Namespace) -> int:
         if not url:
             raise ApiError("the Baton that runs here is still starting; wait for its `ready`")
     api = Api(url, api_key=key, timeout_s=settings.gateway.request_timeout_s)
-    model = settings.model.name if is_given(args, "model.name") else _only_model(api)
+    try:
+        model = settings.model.name if is_given(args, "model.name") else _only_model(api)
+    except ApiError as error:
+        hint = "" if error.status else "; `baton up` starts one, --url names another"
+        raise ApiError(f"{error}{hint}", error.status) from error
     body: dict[str, Any] = {"model": model, "max_tokens": args.max_tokens, "stream": True}
     body |= {name: getattr(args, name) for name in ("temperature", "seed") if getattr(args, name) is not None}
     messages: Messages = [{"role": "system", "content": args.system}] if args.system else []

