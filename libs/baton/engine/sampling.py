@@ -54,7 +54,7 @@ def sample(logits: Logits, spec: SampleSpec) -> Sampled:
     scores = adjust(logits, spec)
     best = int(scores.argmax())  # the first of the maxima; of a NaN, if there is one
     peak = float(scores[best])
-    if not np.isfinite(peak):
+    if not math.isfinite(peak):
         return Sampled(FAILED)
     token = best
     if params.temperature >= GREEDY_BELOW:
