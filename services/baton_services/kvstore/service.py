@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from baton.bus.inbox import Delivery, Inbox
 from baton.kvcache.transports import BlockServer, Transports
@@ -25,7 +26,9 @@ from baton.service import ServiceHost, StartupError
 from baton.telemetry.metrics import KvStoreMetrics
 from baton_services.kvstore.intake import Intake
 from baton_services.kvstore.ram import Entry, Key, RamTier
-from baton_services.kvstore.redis_tier import RedisTier
+
+if TYPE_CHECKING:
+    from baton_services.kvstore.redis_tier import RedisTier
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class KvStore:
         settings = self._host.settings.kvstore
         try:
             if settings.redis_url:
+                from baton_services.kvstore.redis_tier import RedisTier  # 21 MB, for those who use it
+
                 self._redis = RedisTier(
                     settings.redis_url,
                     capacity=settings.redis_mb * MB,
