@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from baton.bus.connection import Bus
+from baton.bus.connection import Bus, BusDown
 from baton.bus.directory import Directory
 from baton.bus.server import EmbeddedServer
 from baton.config.settings import BusSettings
@@ -77,7 +78,7 @@ async def test_a_new_directory_asks_and_hears_everybody_at_once(connect: Connect
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one.answer_asks()) for one in processes]
         async with asyncio.timeout(5):
-            while len(others.inboxes) < 2:  # noqa: ASYNC110 - they subscribe on their own
+            while len(others.inboxes) < 2:
                 await asyncio.sleep(0.01)
         directory = Directory(mine, model=MODEL)
         tasks.append(group.create_task(directory.run()))
@@ -168,19 +169,23 @@ async def test_nobody_dies_of_our_own_silence(tmp_path: Path) -> None:
     left: list[str] = []
     directory.subscribe(lambda beat, kind: left.append(beat.id) if kind == "left" else None)
     process = Process(others, "w1")
-    answering = asyncio.create_task(process.answer_asks())
-    async with asyncio.timeout(5):
-        while directory.get("w1") is None:
-            await process.announce(interval_ms=500)
-            await asyncio.sleep(0.01)
+
+    async def beat_always() -> None:
+        while True:
+            with contextlib.suppress(BusDown):
+                await process.announce(interval_ms=500)
+            await asyncio.sleep(0.1)
+
+    beating = asyncio.create_task(beat_always())
+    assert await directory.wait_for(lambda known: ids(known) == ["w1"], 5)
     server.stop()
     await asyncio.sleep(1.7)
     assert ids(directory) == ["w1"]
     server.restart()
     seen = process.beat.seq
-    assert await directory.wait_for(lambda known: _seq(known, "w1") > seen, 5)  # it was asked again
+    assert await directory.wait_for(lambda known: _seq(known, "w1") > seen, 5)
     assert left == []
-    for task in (running, answering):
+    for task in (running, beating):
         task.cancel()
     await mine.close()
     await others.close()

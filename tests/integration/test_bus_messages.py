@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -45,7 +46,7 @@ def subject(request: pytest.FixtureRequest) -> str:
 
 async def holds(inbox: Inbox, count: int) -> None:
     async with asyncio.timeout(10):
-        while len(inbox) < count:  # noqa: ASYNC110 - an inbox tells only its reader
+        while len(inbox) < count:
             await asyncio.sleep(0.01)
 
 
@@ -284,6 +285,18 @@ async def test_a_closed_inbox_gives_what_it_holds_then_ends(bus_pair: tuple[Bus,
     inbox.close()
     assert [delivery.message.attempt async for delivery in inbox] == [0, 1, 2]
     assert inbox not in worker.inboxes
+
+
+async def test_a_flush_that_is_given_up_does_not_deafen_the_connection(bus: Bus, subject: str) -> None:
+    """nats-py's reading task dies of the PONG that then finds its future cancelled."""
+    inbox = await bus.inbox(subject, Cancel)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0):
+            await bus._client.flush()
+    await asyncio.sleep(0.1)
+    await bus.publish(subject, cancel())
+    assert (await asyncio.wait_for(inbox.get(), 10)).message == cancel()
+    assert bus._client.stats["reconnects"] == 0
 
 
 async def test_publishing_costs_tens_of_microseconds(bus: Bus, subject: str) -> None:
