@@ -150,8 +150,9 @@ class BlockServer:
                     before = b""
                     continue
                 for at in range(0, block_bytes, _SEND_SLICE):
-                    await loop.sock_sendall(sock, view[at : at + _SEND_SLICE])
-                    timeout.progress()
+                    piece = view[at : at + _SEND_SLICE]
+                    await loop.sock_sendall(sock, piece)
+                    await timeout.progress(len(piece))
                 stands = self._source.resolve(slot, generation) is not None
                 before = wire.TRAILER.pack(wire.Status.OK if stands else wire.Status.STALE)
             await loop.sock_sendall(sock, before)
