@@ -43,40 +43,51 @@ class PlainDisplay:
         print(text, flush=True)
 
     def line(self, id: str, text: str) -> None:
-        print(f"[{id}] {text}" if self._prefix else text, file=sys.stderr, flush=True)
+        print(self._prefixed(id, text), file=sys.stderr, flush=True)
 
     def rows(self, rows: list[Row]) -> None:
-        for row in rows:
-            if self._states.get(row.id) != row.state:
-                self._states[row.id] = row.state
-                if row.state == "ready":
-                    self.say(f"  {row.id} ready ({time.monotonic() - self._began:.1f} s)")
+        for row in self._news(rows):
+            if row.state == "ready":
+                when = "again" if row.restarts else f"({time.monotonic() - self._began:.1f} s)"
+                self.say(f"  {row.id} ready {when}")
 
     def settle(self) -> None:
-        """Nothing is kept on the screen."""
+        """Everything is up, or about to end: nothing is kept on the screen."""
+
+    def _prefixed(self, id: str, text: str) -> str:
+        return f"[{id}] {text}" if self._prefix else text
+
+    def _news(self, rows: list[Row]) -> list[Row]:
+        news = [row for row in rows if self._states.get(row.id) != row.state]
+        self._states.update((row.id, row.state) for row in news)
+        return news
 
 
-class TableDisplay:
+class TableDisplay(PlainDisplay):
     """A live table until everything is ready; lines of the services run above it."""
 
     def __init__(self, *, prefix: bool = True) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        super().__init__(prefix=prefix)
         self._console = Console(highlight=False)
-        self._live: Live | None = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live: Live | None = Live(console=self._console, auto_refresh=False)
         self._live.start()
-        self._prefix = prefix
+        self._shown: list[Row] = []
 
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def line(self, id: str, text: str) -> None:
-        shown = f"[{id}] {text}" if self._prefix else text
-        self._console.print(shown, markup=False, style="dim", soft_wrap=True)
+        self._console.print(self._prefixed(id, text), markup=False, style="dim", soft_wrap=True)
 
     def rows(self, rows: list[Row]) -> None:
-        if self._live is not None:
+        if self._live is None:
+            super().rows(rows)
+        elif rows != self._shown:
+            self._shown = rows
+            self._news(rows)
             self._live.update(_table(rows), refresh=True)
 
     def settle(self) -> None:
