@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,7 @@ class Bus:
     def __init__(self, settings: BusSettings, name: str) -> None:
         self.name = name
         self.up = asyncio.Event()
-        self.down_since: float | None = None  # the event loop's time
+        self.down_since: float | None = None  # time.monotonic()
         self.inboxes: list[Inbox] = []
         self.malformed = 0  # answers to calls that could not be read
         self.replies_lost = 0  # answers not sent because the connection was down
@@ -267,7 +268,7 @@ class Bus:
         if not self.up.is_set():
             return
         self.up.clear()
-        self.down_since = self._loop.time()
+        self.down_since = time.monotonic()
         if not self._closing:
             _log.warning("lost the NATS server at %s; reconnecting", self._place)
         self._replies.fail(BusDown(f"the connection to the NATS server at {self._place} broke"))
@@ -275,12 +276,12 @@ class Bus:
             callback(False)
 
     async def _reconnected(self) -> None:
-        now = self._loop.time()
+        now = time.monotonic()
         _log.info("back on the NATS server at %s after %.2f s", self._place, now - (self.down_since or now))
         if self._client.max_payload < MAX_MESSAGE_BYTES:
             _log.error("the NATS server at %s now takes less than 8 MB: set `max_payload: 8MB`", self._place)
         self._client.backoff.reset()
-        self._settled_at = now + SETTLE_S
+        self._settled_at = self._loop.time() + SETTLE_S
         self.down_since = None
         self._told.clear()
         self.up.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from baton.bus.connection import Bus, BusDown
@@ -84,7 +85,7 @@ class Directory:
     def _now(self) -> float:
         """The clock of expiry: it stands still while the bus is down."""
         down_since = self._bus.down_since
-        return self._loop.time() if down_since is None else down_since
+        return time.monotonic() if down_since is None else down_since
 
     async def _listen(self, inbox: Inbox) -> None:
         async for delivery in inbox:
@@ -117,7 +118,7 @@ class Directory:
 
     def _bus_changed(self, up: bool) -> None:
         if up:
-            self._roster.forgive(self._loop.time())
+            self._roster.forgive(time.monotonic())
             self._asking.set()
 
     def _tell(self, changes: list[Change]) -> None:
