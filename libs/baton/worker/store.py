@@ -24,7 +24,7 @@ WORTH_BLOCKS = 4
 
 
 class StoreTier:
-    """Write-behind and read-ahead. The store pulls what is offered; what is overwritten meanwhile is its loss."""
+    """Write-behind and read-ahead. The store pulls what it is offered, as long as that stands."""
 
     def __init__(self, client: StoreClient, engine: Engine, pool: KvPool) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class StoreTier:
         return (sequence.known - 1) // size - held >= WORTH_BLOCKS
 
     async def fetch(self, sequence: Sequence) -> int:
-        """Brings leading blocks of the prompt into the pool as cached blocks; returns how many. Never raises."""
+        """Brings leading blocks of the prompt into the pool as cached blocks; returns how many."""
         engine, size = self._engine, self._engine.pool.block_size
         tokens = sequence.tokens
         held = engine.prefix_hit(tokens, sequence.salt) // size

@@ -10,6 +10,7 @@ from baton.bus.inbox import Delivery, Inbox
 from baton.bus.tombstones import Tombstones
 from baton.engine.engine import Progress
 from baton.engine.plan import StepPlan
+from baton.kvcache.transports import BlockServer, Puller
 from baton.protocol import subjects
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.handoff import Abandon, Commit, Offer, Ready, Renew
@@ -21,6 +22,7 @@ from baton.runner.create import create
 from baton.service.base import ServiceHost
 from baton.telemetry.logs import get_logger
 from baton.worker.figures import WorkerFigures
+from baton.worker.identity import WorkerIdentity
 from baton.worker.inbound import Inbound
 from baton.worker.job import Job
 from baton.worker.jobs import Jobs

@@ -26,7 +26,7 @@ _REFUSED_CHAT = {
 _INERT: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],)}
 
 
-def chat(request: ChatRequest, **envelope: Any) -> Generate:
+def chat(request: ChatRequest, /, **envelope: Any) -> Generate:
     """A chat request as a `Generate`; `envelope` holds request id, reply subject and deadline.
 
     Raises:
@@ -57,7 +57,7 @@ def chat(request: ChatRequest, **envelope: Any) -> Generate:
     )
 
 
-def completion(request: CompletionRequest, **envelope: Any) -> Generate:
+def completion(request: CompletionRequest, /, **envelope: Any) -> Generate:
     """A completion request as a `Generate`.
 
     Raises:

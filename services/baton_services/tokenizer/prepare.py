@@ -7,12 +7,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-from baton.text.model_files import TextModel
 
+from baton.config.settings import Settings
+from baton.models.errors import ModelError
 from baton.protocol.base import unpack_tokens
 from baton.protocol.errors import Code, RequestError
+from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
 from baton.protocol.sampling import MAX_STOP_IDS
+from baton.service.base import StartupError
+from baton.text.model_files import TextModel
+from baton.text.templates import encode_chat
 from baton_services.tokenizer.answer import Answer
 from baton_services.tokenizer.live import LiveRequest
 
@@ -23,8 +28,9 @@ INLINE_CHARS = 4_000
 class Preparer:
     """Makes live requests ready to be placed. Long texts are encoded in a thread."""
 
-    def __init__(self, text: TextModel, threads: int) -> None:
+    def __init__(self, text: TextModel, info: ModelInfo, threads: int) -> None:
         self._text = text
+        self._context = info.max_context
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
 
     def live(self, generate: Generate) -> LiveRequest:
@@ -57,13 +63,15 @@ class Preparer:
 
     def _encode(self, generate: Generate) -> list[int]:
         if generate.messages is not None:
-            return self._text.encode_chat(
+            return encode_chat(
+                self._text.tokenizer,
+                self._text.template,
                 generate.messages,
                 add_generation_prompt=generate.add_generation_prompt,
                 arguments=generate.template_arguments,
             )
         if generate.prompt is not None:
-            return self._text.encode_prompt(generate.prompt)
+            return self._text.tokenizer.encode_prompt(generate.prompt)
         tokens = unpack_tokens(generate.prompt_tokens or b"").tolist()
         vocab = self._text.tokenizer.vocab_size
         bad = next((token for token in tokens if token >= vocab), None)
@@ -74,7 +82,7 @@ class Preparer:
         return tokens
 
     def _limit(self, live: LiveRequest) -> None:
-        asked, context = live.generate.sampling, self._text.info.max_context
+        asked, context = live.generate.sampling, self._context
         used, param = len(live.prompt), "messages" if live.generate.messages is not None else "prompt"
         if not used:
             raise RequestError.of(Code.INVALID_REQUEST, "the prompt has no tokens", param=param)
@@ -96,3 +104,22 @@ def _characters(generate: Generate) -> int:
     if generate.messages is not None:
         return sum(len(message.content or "") for message in generate.messages)
     return len(generate.prompt or "")
+
+
+def load_text(settings: Settings) -> tuple[TextModel, ModelInfo]:
+    """The model's text side, and what it is called.
+
+    Raises:
+        StartupError: it is not at hand, or its files cannot be used.
+    """
+    try:
+        text = TextModel.load(
+            settings.model.name, settings.model.cache_dir, mock_context=settings.mock.max_context
+        )
+    except ModelError as error:
+        raise StartupError(str(error)) from error
+    limits = [limit for limit in (settings.model.max_context, text.max_context) if limit]
+    if not limits:
+        raise StartupError(f"{text.name} does not say how long its context is: set --model-max-context")
+    info = ModelInfo(name=text.name, max_context=min(limits), vocab_size=text.vocab_size)
+    return text, info

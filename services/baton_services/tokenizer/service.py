@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from baton.text.model_files import TextModel
-
 from baton.bus.connection import BusDown
-from baton.bus.inbox import Delivery
+from baton.bus.inbox import Delivery, Inbox
 from baton.protocol import subjects
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
@@ -21,7 +19,7 @@ from baton_services.tokenizer.dispatch import RETRIABLE, Dispatcher
 from baton_services.tokenizer.figures import Figures
 from baton_services.tokenizer.live import LiveRequest
 from baton_services.tokenizer.outbox import Outbox
-from baton_services.tokenizer.prepare import Preparer
+from baton_services.tokenizer.prepare import Preparer, load_text
 from baton_services.tokenizer.vigil import Vigil
 
 log = get_logger(__name__)
@@ -48,8 +46,8 @@ class TokenizerService:
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Loads the tokenizer and template, then serves."""
         host = self._host
-        text = await asyncio.to_thread(TextModel.load, host.settings)
-        self._preparer = Preparer(text, host.settings.tokenizer.threads)
+        text, info = await asyncio.to_thread(load_text, host.settings)
+        self._preparer = Preparer(text, info, host.settings.tokenizer.threads)
         self._group = group
         requests = await self._bus.inbox(host.subject, Generate, CancelRequest, Inquire, Drain)
         tokens = await self._bus.inbox(self._tokens_subject, TokenBatch)
@@ -58,7 +56,7 @@ class TokenizerService:
         group.create_task(self._serve_tokens(tokens))
         group.create_task(vigil.run(self._outbox))
         host.directory.subscribe(self._peer_changed)
-        host.beat.model_info = text.info
+        host.beat.model_info = info
         host.beat.state = State.READY
         self._check_routable()
         await host.announce()
