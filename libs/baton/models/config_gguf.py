@@ -101,7 +101,8 @@ class _Keys:
         value = self._get(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):
             raise ModelFileError(f"{self.source}: {self.prefix}{key} is not a finite number")
-        single = np.float32(value)
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
         return float(str(single)) if single == value else float(value)
 
     def text(self, key: str, default: str) -> str:
@@ -119,8 +120,9 @@ class _Keys:
             key = full.removeprefix(self.prefix)
             if key == full or key in self.read or key in _INFORMATIVE:
                 continue
-            neutral = key == "attention.causal" and value is True
-            if not neutral and not (isinstance(value, int | float) and value == 0):
+            # Zero or false turns a feature off; causal attention is the one that is on.
+            neutral = value is True if key == "attention.causal" else _is_zero(value)
+            if not neutral:
                 raise UnsupportedModel(f"{self.source}: {full!r:.120} is not supported")
 
     def _get(self, key: str, default: Any) -> Any:
@@ -129,6 +131,10 @@ class _Keys:
         if value is None:
             raise ModelFileError(f"{self.source}: lacks the metadata key {self.prefix}{key}")
         return value
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -12,9 +12,9 @@ from baton.models.description import DecoderConfig, checked
 from baton.models.errors import ModelFileError, UnsupportedModel
 from baton.models.hf_keys import INFORMATIVE, NEUTRAL
 from baton.models.jsonfile import read_json
-from baton.models.rope import Rope, yarn_attention_factor
+from baton.models.rope_hf import rope_from_hf
 
-Positive = Annotated[int, Meta(gt=0)]
+Positive = Annotated[int, Meta(gt=0, le=1 << 40)]
 
 
 class _Config(msgspec.Struct, kw_only=True):
@@ -47,17 +47,6 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4_096},
 }
-
-_ROPE_KEYS = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
-        "truncate", "attention_factor", "mscale", "mscale_all_dim",
-    ),
-}  # fmt: skip
 
 
 def from_hf(raw: dict[str, Any], source: str, *, real_vocab: int | None = None) -> DecoderConfig:
@@ -101,7 +90,15 @@ def from_hf(raw: dict[str, Any], source: str, *, real_vocab: int | None = None) 
             head_dim=head_dim,
             ffn=given.intermediate_size,
             rms_eps=given.rms_norm_eps,
-            rope=_rope(given, head_dim, source),
+            rope=rope_from_hf(
+                given.rope_scaling or given.rope_parameters or {},
+                source,
+                head_dim=head_dim,
+                theta=given.rope_theta,
+                partial=given.partial_rotary_factor,
+                context=given.max_position_embeddings,
+                original_context=given.original_max_position_embeddings,
+            ),
             max_context=given.max_position_embeddings,
             tied_embeddings=given.tie_word_embeddings,
             bos_id=given.bos_token_id,
@@ -166,62 +163,3 @@ def _refuse_unknown(raw: dict[str, Any], source: str) -> None:
             f"{source}: {key!r:.80} = {value!r:.80} is not supported; if the key does not change what the"
             " model computes, remove it from the file"
         )
-
-
-def _rope(given: _Config, head_dim: int, source: str) -> Rope:
-    """RoPE as transformers reads it: `rope_parameters` (5.x), or `rope_theta` and `rope_scaling` (before)."""
-    section = given.rope_scaling or given.rope_parameters or {}
-    kind = section.get("rope_type", section.get("type", "default"))
-    known = _ROPE_KEYS.get(kind) if isinstance(kind, str) else None
-    if known is None:
-        raise UnsupportedModel(f"{source}: RoPE scaling {kind!r:.80} is not supported")
-    allowed = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *known}
-    for key, value in section.items():
-        if key not in allowed and value is not None:
-            raise UnsupportedModel(f"{source}: RoPE parameter {key!r:.80} is not supported with {kind}")
-    partial = section.get("partial_rotary_factor", given.partial_rotary_factor)
-    if partial not in (None, 1):
-        raise UnsupportedModel(f"{source}: partial_rotary_factor {partial!r:.80} is not supported")
-
-    def number(key: str, default: float | None = None) -> float:
-        value = section.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelFileError(f"{source}: RoPE parameter {key} of {kind} is missing or no number")
-        return float(value)
-
-    theta = number("rope_theta", 10_000.0 if given.rope_theta is None else given.rope_theta)
-    common = {"dimensions": head_dim, "theta": theta, "kind": kind}
-    if kind == "default" or kind == "dynamic":
-        return Rope(**common)
-    if kind == "linear":
-        return Rope(**common, factor=number("factor"))
-    context = given.original_max_position_embeddings or number(
-        "original_max_position_embeddings", given.max_position_embeddings
-    )
-    if kind == "llama3":
-        return Rope(
-            **common,
-            factor=number("factor"),
-            original_context=int(context),
-            low_freq_factor=number("low_freq_factor"),
-            high_freq_factor=number("high_freq_factor"),
-        )
-    factor = number("factor", given.max_position_embeddings / context)
-    return Rope(
-        **common,
-        factor=factor,
-        original_context=int(context),
-        beta_fast=number("beta_fast", 32.0) or 32.0,
-        beta_slow=number("beta_slow", 1.0) or 1.0,
-        truncate=section.get("truncate", True) is not False,
-        attention_factor=number("attention_factor", _yarn_attention(factor, section)),
-    )
-
-
-def _yarn_attention(factor: float, section: dict[str, Any]) -> float:
-    """YaRN's multiplier, where the file does not give it itself."""
-    scale, scale_all = section.get("mscale"), section.get("mscale_all_dim")
-    if isinstance(scale, int | float) and isinstance(scale_all, int | float) and scale and scale_all:
-        return yarn_attention_factor(factor, scale) / yarn_attention_factor(factor, scale_all)
-    return yarn_attention_factor(factor)

@@ -75,7 +75,12 @@ def rope_problem(rope: Rope) -> str:
             return f"RoPE cannot be computed: {name} is too small or not finite"
     if rope.kind == "factors" and len(rope.factors) != rope.dimensions // 2:
         return f"RoPE has {len(rope.factors)} factors for {rope.dimensions // 2} frequencies"
-    return ""
+    try:
+        with np.errstate(all="ignore"):
+            finite = bool(np.isfinite(inverse_frequencies(rope)[0]).all())
+    except (ValueError, OverflowError, ZeroDivisionError):
+        finite = False
+    return "" if finite else "RoPE cannot be computed: its numbers are too large or too small"
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
