@@ -13,7 +13,7 @@ from baton.cli.local import add_run, find_cluster
 if TYPE_CHECKING:
     from baton.config.settings import BusSettings
 
-FIND_S = 3.0
+FIND_S = 1.5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

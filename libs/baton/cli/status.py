@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from baton.config.settings import BusSettings
     from baton.protocol.liveness import Heartbeat
 
-LISTEN_S = 1.3  # a heartbeat's interval and a little; who asks is answered sooner
+LISTEN_S = 2.5  # two heartbeats and a little; who asks is answered sooner
+QUIET_S = 0.4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,10 @@ def run(args: argparse.Namespace) -> int:
 async def heartbeats(
     bus_settings: BusSettings, *, until: str = "", listen_s: float = LISTEN_S
 ) -> list[Heartbeat]:
-    """Every service's newest heartbeat, by role and id, after `listen_s`; sooner once `until` is ready."""
+    """Every service's newest heartbeat, by role and id, once no new ones turn up for a moment.
+
+    With `until`, once that service is ready. After `listen_s` at the latest.
+    """
     import asyncio
 
     from baton.bus.connection import Bus
@@ -62,17 +66,30 @@ async def heartbeats(
         directory = Directory(bus, model=None)
         async with asyncio.TaskGroup() as group:
             follow = group.create_task(directory.run())
-            await directory.wait_for(lambda seen: _is_ready(seen, until), listen_s)
+            if until:
+                await directory.wait_for(lambda seen: _is_ready(seen, until), listen_s)
+            else:
+                await _until_quiet(directory, listen_s)
             follow.cancel()
         return everyone(directory)
     finally:
         await bus.close()
 
 
+async def _until_quiet(directory: Directory, listen_s: float) -> None:
+    deadline = time.monotonic() + listen_s
+    count = 0
+    while time.monotonic() < deadline:
+        await directory.wait_for(lambda _: False, QUIET_S)
+        if count and count == len(everyone(directory)):
+            return
+        count = len(everyone(directory))
+
+
 def _is_ready(directory: Directory, id: str) -> bool:
     from baton.protocol.liveness import State
 
-    beat = directory.get(id) if id else None
+    beat = directory.get(id)
     return beat is not None and beat.state == State.READY
 
 
