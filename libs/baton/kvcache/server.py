@@ -38,7 +38,7 @@ class BlockServer:
         self._epoch = epoch
         self._keep_s = keep_s
         self._idle_s = idle_s
-        self._connections = 0
+        self.connections = 0  # open now
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int = 0) -> int:
@@ -81,13 +81,13 @@ class BlockServer:
                         log.warning("block server cannot accept: %s", error)
                         await asyncio.sleep(0.1)
                         continue
-                    if self._connections >= _MAX_CONNECTIONS:
+                    if self.connections >= _MAX_CONNECTIONS:
                         log.warning(
-                            "block server is full: %d connections; %s closed", self._connections, peer
+                            "block server is full: %d connections; %s closed", self.connections, peer
                         )
                         sock.close()
                         continue
-                    self._connections += 1
+                    self.connections += 1
                     group.create_task(self._talk(sock, f"{peer[0]}:{peer[1]}"))
 
     async def _talk(self, sock: socket.socket, peer: str) -> None:
@@ -105,7 +105,7 @@ class BlockServer:
         except (OSError, TimeoutError) as error:  # the receiver left or is too slow: its own pull fails
             log.debug("block server: %s is gone: %s", peer, error)
         finally:
-            self._connections -= 1
+            self.connections -= 1
 
     async def _shake_hands(self, sock: socket.socket, peer: str) -> int:
         """The receiver's block size in bytes; 0 if it was turned away."""

@@ -263,4 +263,4 @@ class Handoff(RuleBasedStateMachine):
 
 
 TestHandoff = Handoff.TestCase
-TestHandoff.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHandoff.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
