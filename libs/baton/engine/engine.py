@@ -14,13 +14,13 @@ at its commit only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from baton.engine import chains
 from baton.engine.block_pool import BlockPool
 from baton.engine.checks import check_fits, check_new
 from baton.engine.config import EngineConfig
 from baton.engine.plan import FAILED, Key, Slice, StepPlan, StepResult
+from baton.engine.progress import Progress
 from baton.engine.reservations import Receiving, Reservation
 from baton.engine.sampling import finish_reason
 from baton.engine.scheduler import Scheduler
@@ -28,23 +28,9 @@ from baton.engine.sequence import Sequence, Status
 from baton.kvcache.hashing import root_hash
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Load
-from baton.protocol.sampling import TokenLogprobs
 from baton.protocol.sequence import SequenceState
 
 NOT_FINITE = "the model's logits were not finite; the sequence cannot go on"
-
-
-@dataclass(slots=True)
-class Progress:
-    """What one step brought one sequence."""
-
-    seq: Sequence
-    new_tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of new_tokens, when asked for
-    new_full_blocks: range = range(0)  # indices now full and computed, hits included; again after pre-emption
-    finish: str = ""  # stop, length
-    failure: Failure | None = None
-    first: bool = False  # new_tokens holds the first token sampled here
 
 
 class Engine:
@@ -134,15 +120,15 @@ class Engine:
             if seq.status is Status.FINISHED:  # aborted meanwhile
                 self._free(seq)
                 continue
-            seq.computed += len(part.tokens)
             progress = Progress(seq)
             news.append(progress)
-            self._announce(progress)
-            if part.sample is None:
-                continue
-            if sampled is None or sampled.token == FAILED:
+            if part.sample is not None and (sampled is None or sampled.token == FAILED):
                 progress.failure = Failure(code=Code.INTERNAL, message=NOT_FINITE)
                 self._finish(seq, now)
+                continue
+            seq.computed += len(part.tokens)
+            self._announce(progress)
+            if sampled is None:
                 continue
             seq.append(sampled.token, sampled.logprobs)
             progress.new_tokens = [sampled.token]
@@ -224,13 +210,11 @@ class Engine:
         return len(found) * size
 
     def borrow(self, count: int) -> list[int] | None:
-        """Slots to fetch cached blocks into, such as the KV store's, or None if the watermark forbids it.
+        """Slots to fetch cached blocks into, such as the KV store's, or None if sequences need them.
 
         Each loan ends with `seed_cached` or `give_back`.
         """
-        if count > self.scheduler.room() or self.scheduler.blocked is not None:
-            return None
-        slots = self.pool.allocate(count)
+        slots = self.scheduler.lend(count) if self.config.prefix_cache else None
         self._borrowed.extend(slots or [])
         return slots
 

@@ -81,9 +81,19 @@ class Scheduler:
 
     def room(self) -> int:
         """Blocks that a newcomer may take; negative if there is no place for it."""
+        return self._spare() if self._has_place() else -1
+
+    def lend(self, count: int) -> list[int] | None:
+        """New blocks for something else than a sequence: only what no sequence waits for."""
+        wanted = self.blocked is not None and self._has_place()
+        return self.pool.allocate(count) if count <= self._spare() and not wanted else None
+
+    def _has_place(self) -> bool:
+        return len(self.running) + self.reserved < self.config.max_running
+
+    def _spare(self) -> int:
+        """Free blocks above the watermark."""
         busy = len(self.running) + self.reserved
-        if busy >= self.config.max_running:
-            return -1
         return self.pool.free - min(busy, max(1, self.pool.num_blocks // WATERMARK_SHARE))
 
     def _fill(self, unread: list[Sequence]) -> None:

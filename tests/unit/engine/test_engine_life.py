@@ -191,6 +191,7 @@ def test_logits_that_are_not_finite_end_that_sequence_only() -> None:
     news = rig.engine.commit(plan, result, 0.0)
     assert news[0].failure is not None and news[0].failure.code is Code.INTERNAL and not news[0].new_tokens
     assert bad.status is Status.FINISHED and news[1].failure is None
+    assert rig.engine.prefix_hit(text(1, 9), "") == 0, "its blocks are not offered to others"
     rig.engine.check()
     rig.run()
     assert good.output == undisturbed(good)
@@ -274,6 +275,20 @@ def test_a_loan_can_be_given_back_and_respects_the_watermark() -> None:
     rig.engine.give_back(slots)
     rig.engine.check()
     assert rig.pool.used == 2 and rig.engine.prefix_hit(text(1, BLOCK), "") == BLOCK
+    rig.add("blocked", text(2, 6 * BLOCK))
+    rig.step()
+    assert rig.engine.borrow(1) is None, "a sequence waits for them"
+
+
+def test_a_full_house_may_still_borrow() -> None:
+    rig = Rig(max_sequences=1)
+    rig.add("a", text(1, 4))
+    rig.add("b", text(2, 4))
+    rig.step()
+    slots = rig.engine.borrow(2)
+    assert slots is not None, "b waits for a place, not for blocks"
+    rig.engine.give_back(slots)
+    assert Rig(prefix_cache=False).engine.borrow(1) is None
 
 
 def test_load_says_what_is_still_to_read() -> None:

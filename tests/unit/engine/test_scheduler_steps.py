@@ -113,6 +113,7 @@ def test_the_newest_makes_way_and_comes_back_first() -> None:
         late = late or rig.add("late", text(3, 2), params)
     assert (old.status, new.status) == (Status.RUNNING, Status.WAITING)
     assert rig.engine.scheduler.waiting == [new, late], "ahead of what has never run"
+    assert rig.engine.load().waiting_tokens == new.known + 2, "all of it is to be read again"
     rig.run()
     for seq in (old, new, late):
         assert seq is not None and seq.output == undisturbed(seq)
