@@ -204,3 +204,28 @@ def test_abort_of_the_blocked_head_lets_others_in() -> None:
     rig.engine.abort("big", 1)
     rig.step()
     assert small.status is Status.RUNNING
+
+
+def test_the_blocked_head_goes_in_as_soon_as_it_fits() -> None:
+    rig = Rig(blocks=10)
+    long = rig.add("long", text(1, 2 * BLOCK), SamplingParams(max_tokens=30))
+    short = rig.add("short", text(2, 4 * BLOCK), SamplingParams(max_tokens=3))
+    rig.step()
+    big = rig.add("big", text(3, 5 * BLOCK), SamplingParams(max_tokens=3))
+    while short.status is Status.RUNNING:
+        assert big.status is Status.WAITING
+        rig.step()
+    rig.step()
+    assert (long.status, big.status) == (Status.RUNNING, Status.RUNNING)
+
+
+def test_one_that_waits_for_a_place_gets_the_first_that_is_free() -> None:
+    rig = Rig(max_sequences=2)
+    for name, count in (("long", 3 * BLOCK), ("short", 2)):
+        rig.add(name, text(ord(name[0]), BLOCK), SamplingParams(max_tokens=count))
+    late = rig.add("late", text(3, 2))
+    rig.step()
+    rig.step()
+    assert late.status is Status.WAITING
+    rig.step()
+    assert late.status is Status.RUNNING
