@@ -409,8 +409,8 @@ async def test_without_a_store_nothing_is_found(start_store: StartStore, start_w
     store.process.wait(10)
     assert await worker.client.fetch(found, [10, 11, 12, 13]) == 0
     began = time.monotonic()
-    assert await worker.look_up(chained) is None
-    assert time.monotonic() - began < 0.3
+    assert await worker.look_up(chained, budget_s=5) is None
+    assert time.monotonic() - began < 2
     assert not worker.client.available()  # left alone for a while
     assert await worker.client.offer(worker.fill(chained, [0])) == 0
 
@@ -535,9 +535,9 @@ async def test_redis_in_trouble_means_misses_and_quick_answers(
     took = []
     for seed in range(10, 30):
         began = time.monotonic()
-        assert await worker.look_up(Chain(seed, 4)) is None
+        assert await worker.look_up(Chain(seed, 4), budget_s=3) is None
         took.append(time.monotonic() - began)
-    assert max(took) < 0.29  # answered by the store, not given up by the client
+    assert max(took) < 2  # answered by the store, not given up by the client
     assert worker.client.available()
     found = await worker.found(chained, 60)
     assert await worker.client.fetch(found, list(range(60, 120))) == 60
