@@ -82,9 +82,7 @@ class BlockServer:
                         await asyncio.sleep(0.1)
                         continue
                     if self.connections >= _MAX_CONNECTIONS:
-                        log.warning(
-                            "block server is full: %d connections; %s closed", self.connections, peer
-                        )
+                        log.warning("block server is full: %d connections; %s closed", self.connections, peer)
                         sock.close()
                         continue
                     self.connections += 1

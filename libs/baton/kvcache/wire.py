@@ -29,7 +29,7 @@ VERSION = 1
 MAX_REFS = 1_024  # blocks a request
 MAX_FRAME = 32 * 1_024  # a request of MAX_REFS blocks is the largest frame, at 15 bytes a block
 NONCE_BYTES = 16
-YIELD_BYTES = 1 << 20  # some 0.3 ms of copying
+YIELD_BYTES = 1 << 21  # some 1 ms of copying
 
 LENGTH = struct.Struct("<I")
 HEADER = struct.Struct("<IQB")  # slot, generation, Status
