@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 # Far above any real file; they keep a hostile one from costing more than a second or two.
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_STRINGS = 4_194_304  # in arrays, of all metadata together
+MAX_STRINGS = 2_097_152  # in arrays, of all metadata together
 MAX_INNER_ARRAYS = 65_536  # likewise
 MAX_NAME_BYTES = 65_535
 MAX_DIMENSIONS = 4
