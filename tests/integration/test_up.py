@@ -274,6 +274,28 @@ def test_ctrl_c_then_leaves_nothing(cluster: Up) -> None:
     assert not [line for line in cluster.lines if "was killed" in line]
 
 
+def test_bench_control_prints_what_it_measured(tmp_path: Path) -> None:
+    few = ["--requests", "4", "--streams", "2", "--rounds", "1", "--tokens", "16", "--idle", "0.5", "--json"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [*BATON, "bench", "control", *few],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["tokens"] == 32
+    assert all(0 < value["p50"] <= value["p99"] < 5_000 for value in figures["added_ms"].values())
+    assert {"gateway-0", "nats-server", "supervisor"} < set(figures["idle_cpu_percent"])
+    assert all(
+        megabytes < 120 for id, megabytes in figures["rss_mb"].items() if id not in ("prefill-0", "decode-0")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_bus_of_others_is_left_alone_and_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = server.start(tmp_path / "nats", user="somebody", password="not-a-secret")

@@ -115,7 +115,7 @@ async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:
     from baton.config.settings import BusSettings
 
     bus = BusSettings(url=run.nats_url, user=run.nats_user, password=run.nats_password)
-    pids = {beat.id: beat.pid for beat in await heartbeats(bus)}
+    pids = {beat.id: beat.pid for beat in await heartbeats(bus)} | _around(run.pid)
     timeout = aiohttp.ClientTimeout(total=300)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(run.gateway_url, timeout=timeout, connector=connector) as session:
@@ -190,6 +190,15 @@ async def _ask(session: aiohttp.ClientSession, prompt_tokens: int, tokens: int) 
     if stream.tokens != tokens:
         raise RuntimeError(f"asked for {tokens} tokens, got {stream.tokens}")
     return stream
+
+
+def _around(supervisor: int) -> dict[str, int]:
+    """The processes that are no services: the supervisor and its nats-server."""
+    import psutil
+
+    children = psutil.Process(supervisor).children()
+    servers = [("nats-server", child.pid) for child in children if child.name() == "nats-server"]
+    return dict([("supervisor", supervisor), *servers])
 
 
 def _use(pids: dict[str, int]) -> dict[str, Use]:

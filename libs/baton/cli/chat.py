@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="address of the API; without it the Baton that runs on this machine")
     parser.add_argument("--system", help="a system message")
     parser.add_argument("--max-tokens", type=int, default=1_024, help="longest answer, tokens; default 1024")
-    parser.add_argument("--temperature", type=float, help="0 is greedy; the server's default without it")
+    parser.add_argument("--temperature", type=float, default=0.2, help="0 is greedy; default 0.2")
     parser.add_argument("--seed", type=int, help="the same seed gives the same answer")
     add_run(parser)
     add_settings(parser, "[PROMPT ...]")

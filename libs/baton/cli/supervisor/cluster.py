@@ -277,7 +277,7 @@ def _ready(url: str, settings: Settings) -> str:
     return (
         f"ready: {url}  (model {model}; Ctrl-C stops it)\n"
         f"try:   curl -N {url}/v1/chat/completions -H 'content-type: application/json'{key} -d "
-        f'\'{{"model": "{model}", "stream": true, "messages": '
+        f'\'{{"model": "{model}", "stream": true, "temperature": 0, "messages": '
         '[{"role": "user", "content": "What is the capital of France?"}]}\'\n'
         "or:    baton chat   (in another terminal)"
     )
