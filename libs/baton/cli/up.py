@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     import asyncio
 
+    from baton.bus.errors import BusDown, BusRefused
     from baton.cli.supervisor.cluster import Cluster
     from baton.cli.supervisor.display import make_display
 
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     cluster = Cluster(settings, prefill=args.prefill, decode=args.decode, own_bus=own_bus, display=display)
     try:
         return asyncio.run(cluster.run())
-    except OSError as error:
+    except (BusDown, BusRefused, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 

@@ -50,7 +50,8 @@ class Cluster:
         """Everything, until a signal or a failure. Returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._signal)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup baton up
+                loop.add_signal_handler(number, self._signal)
         run = RunDir()
         server = EmbeddedServer() if self.own_bus else None
         self._server = server
