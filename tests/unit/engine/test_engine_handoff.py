@@ -202,6 +202,24 @@ def test_pre_empted_at_the_receiver_it_goes_on_there() -> None:
     decode.step()
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=9, frequency_penalty=0.4)
     arrived = hand_over(decode, prefill, held(prefill, text(1, 2 * BLOCK), params))
+    decode.step()
+    assert [news.new_full_blocks for news in decode.news] == [range(0)] * 2, "only what was computed here"
     decode.run()
     assert arrived.preemptions and not old.preemptions
     assert arrived.output == undisturbed(arrived) and old.output == undisturbed(old)
+
+
+def test_pre_empted_it_waits_ahead_of_an_older_one_that_never_ran() -> None:
+    prefill, decode = Rig(), Rig(blocks=8)
+    seq = held(prefill, text(1, 2 * BLOCK), SamplingParams(max_tokens=30))
+    old = decode.add("old", text(2, 2 * BLOCK), SamplingParams(max_tokens=30))
+    decode.step()
+    large = decode.add("large", text(3, 7 * BLOCK), SamplingParams(max_tokens=2))
+    arrived = hand_over(decode, prefill, seq)
+    assert large.order < arrived.order
+    while not arrived.preemptions:
+        decode.step()
+    assert decode.engine.scheduler.waiting == [arrived, large]
+    decode.run()
+    for one in (old, arrived, large):
+        assert one.output == undisturbed(one)

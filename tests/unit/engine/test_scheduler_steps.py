@@ -201,7 +201,11 @@ def test_abort_of_the_blocked_head_lets_others_in() -> None:
     rig.add("big", text(2, 6 * BLOCK))
     small = rig.add("small", text(3, 2))
     rig.step()
+    assert rig.engine.reserve(("peer", 1, 0), [1], "", 4, 0) is None
     rig.engine.abort("big", 1)
+    made = rig.engine.reserve(("peer", 1, 0), [1], "", 4, 0)
+    assert made is not None
+    rig.engine.cancel_reservation(made)
     rig.step()
     assert small.status is Status.RUNNING
 
