@@ -93,6 +93,7 @@ def test_sampled_with_penalties_is_a_function_of_the_seed(baton: Running) -> Non
 
 def test_a_request_that_ends_with_its_first_token_is_not_handed_over(baton: Running) -> None:
     tokens = prompt(64, 12)
+    time.sleep(2.5)  # figures travel every 2 s
     before = baton.total("baton_handoffs_total")
     _, answer = baton.post(
         "/v1/completions", {"model": "mock", "prompt": tokens, "max_tokens": 1, "temperature": 0}

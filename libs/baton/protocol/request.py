@@ -21,6 +21,8 @@ class ChatMessage(Part):
     role: str
     content: str | None = None
     name: str | None = None
+    tool_calls: list[dict[str, Any]] = []  # in OpenAI's form; an assistant's
+    tool_call_id: str | None = None
 
 
 class Generate(Message):
@@ -38,6 +40,7 @@ class Generate(Message):
     prompt: str | None = None
     prompt_tokens: bytes | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the answer goes on with the last message's text
     template_arguments: dict[str, Any] = {}
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     stop: Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] = []
@@ -46,6 +49,8 @@ class Generate(Message):
     cache_salt: str = ""
     deadline_ms: int = 600_000  # left from now
     resend: int = 0
+    choice: int = 0  # which of the answers to the same prompt: randomness is (seed, choice, index)
+    echo: bool = False  # the prompt's text comes first in the answer's
 
 
 class Accepted(Message):

@@ -39,6 +39,11 @@ class Detokenizer:
             text += self._decoder.decode(part)
         return text
 
+    @property
+    def pending(self) -> bytes:
+        """The bytes of a character that is not complete yet."""
+        return self._decoder.getstate()[0]
+
     def flush(self) -> str:
         """At the end: U+FFFD if a character was left incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)

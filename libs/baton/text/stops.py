@@ -30,8 +30,12 @@ class StopFilter:
         self.hit = False
         self.consumed = 0
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that is safe to send, whether a stop string is complete). The text ends before the stop."""
+    def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
+        """(text that is safe to send, whether a stop string is complete). The text ends before the stop.
+
+        Not `armed`, a stop string completed here is text like any other; one that only begins here may still
+        be completed later, and is held back as ever.
+        """
         if self.hit:
             return "", True
         if not self._stops:
@@ -39,7 +43,7 @@ class StopFilter:
             return text, False
         for number, character in enumerate(text, start=1):
             length = self._advance(character)
-            if length:
+            if length and armed:
                 self.hit = True
                 self.consumed += number
                 whole = self._held + text[:number]
@@ -47,7 +51,7 @@ class StopFilter:
                 return whole[: len(whole) - length], True
         self.consumed += len(text)
         whole = self._held + text
-        safe = len(whole) - max(self._matched)
+        safe = len(whole) - max(map(self._open, range(len(self._stops))))
         self._held = whole[safe:]
         return whole[:safe], False
 
@@ -56,11 +60,16 @@ class StopFilter:
         held, self._held = self._held, ""
         return held
 
+    def _open(self, index: int) -> int:
+        """How much of a stop string the text ends with that may yet be completed."""
+        matched = self._matched[index]
+        return self._borders[index][-1] if matched == len(self._stops[index]) else matched
+
     def _advance(self, character: str) -> int:
         """The length of the longest stop string that this character completes; 0 if none."""
         complete = 0
         for index, stop in enumerate(self._stops):
-            matched, borders = self._matched[index], self._borders[index]
+            matched, borders = self._open(index), self._borders[index]
             while matched and stop[matched] != character:
                 matched = borders[matched - 1]
             if stop[matched] == character:

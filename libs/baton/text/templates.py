@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,28 +57,33 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         arguments: Mapping[str, Any] | None = None,
         marks: Marks | None = None,
+        continue_final: bool = False,
     ) -> str:
         """The text of a conversation, with what users wrote marked by `marks`.
 
+        With `continue_final` it ends with the last message's text, which the answer then goes on with.
+
         Raises:
             RequestError: the template refuses the conversation or cannot take it, an argument has a reserved
-                name, or rendering goes past its bounds.
+                name, rendering goes past its bounds, or the last message's text is not in it as it is.
         """
         arguments = arguments or {}
         if not _RESERVED.isdisjoint(arguments):
             taken = ", ".join(sorted(_RESERVED & set(arguments)))
             raise RequestError.of(Code.INVALID_REQUEST, f"template arguments may not be named {taken}")
         marks = marks or Marks(LongestMatch({}))
+        protected = marks.protect([_plain(message) for message in messages])
         context = {
             "tools": None,
             "documents": None,
             **self._tokens,
             **marks.protect(dict(arguments)),
-            "messages": marks.protect([_plain(message) for message in messages]),
+            "messages": protected,
             "add_generation_prompt": add_generation_prompt,
         }
         with budget():
-            return self._render(context)
+            text = self._render(context)
+        return _cut_after(text, protected[-1]["content"]) if continue_final else text
 
     def _render(self, context: dict[str, Any]) -> str:
         try:
@@ -102,6 +108,7 @@ def encode_chat(
     *,
     add_generation_prompt: bool = True,
     arguments: Mapping[str, Any] | None = None,
+    continue_final: bool = False,
 ) -> list[int]:
     """Token ids of a conversation. Special tokens come from the template alone, whatever a message holds.
 
@@ -119,7 +126,11 @@ def encode_chat(
     def pieces(edges: str) -> list[str | SpecialToken]:
         marks = Marks(tokenizer.special_texts, edges)
         text = template.render(
-            messages, add_generation_prompt=add_generation_prompt, arguments=arguments, marks=marks
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            arguments=arguments,
+            marks=marks,
+            continue_final=continue_final,
         )
         found = tokenizer.split(text)
         return [piece if isinstance(piece, SpecialToken) else marks.restore(piece) for piece in found]
@@ -146,14 +157,43 @@ def _mentions(characters: str, value: Any) -> bool:
     return isinstance(value, list | tuple) and any(_mentions(characters, item) for item in value)
 
 
+def _cut_after(text: str, content: str) -> str:
+    """`text` up to the last place where `content` stands; templates may have trimmed it."""
+    for wanted in (content, content.lstrip(), content.rstrip(), content.strip()):
+        start = text.rfind(wanted) if wanted.strip() else -1
+        if start >= 0:
+            return text[: start + len(wanted)]
+    problem = (
+        "continue_final_message: the last message has no text, or the template does not show it as it is"
+    )
+    raise RequestError.of(Code.INVALID_REQUEST, problem, param="continue_final_message")
+
+
 def _plain(message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates take it; one without content has an empty one."""
     if isinstance(message, ChatMessage):
-        message = {"role": message.role, "content": message.content, "name": message.name}
-        if message["name"] is None:
-            del message["name"]
+        fields = {
+            "role": message.role,
+            "content": message.content,
+            "name": message.name,
+            "tool_calls": [_plain_call(call) for call in message.tool_calls] or None,
+            "tool_call_id": message.tool_call_id,
+        }
+        message = {name: value for name, value in fields.items() if value is not None}
     else:
         message = dict(message)
     if message.get("content") is None:
         message["content"] = ""
     return message
+
+
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object, as Hugging Face's templates want them, if they are one."""
+    function = dict(call.get("function") or {})
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if isinstance(arguments, dict):
+        function["arguments"] = arguments
+    return {**call, "function": function}

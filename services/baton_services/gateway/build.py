@@ -1,20 +1,24 @@
-"""From a typed request to a `Generate`: what no schema can say, and Baton's own limits."""
+"""From a typed request to the `Generate`s that answer it: what no schema can say, and Baton's own limits."""
 
 from __future__ import annotations
 
 import secrets
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 from baton.protocol.base import pack_tokens
 from baton.protocol.request import MAX_STOP_CHARS, MAX_STOP_STRINGS, Generate
-from baton.protocol.request import ChatMessage as Turn
 from baton.protocol.sampling import SamplingParams
 from baton_services.gateway.errors import invalid, unsupported
-from baton_services.gateway.schema import ChatMessage, ChatRequest, Common, CompletionRequest
+from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
+from baton_services.gateway.turns import turns
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+MAX_SEQUENCES = 512  # of one request: prompts times choices
+MAX_ARGUMENT_DEPTH = 16
 
-_REFUSED_CHAT = {
+_REFUSED = {
     "tools": "tool calling",
     "tool_choice": "tool calling",
     "functions": "function calling",
@@ -22,23 +26,52 @@ _REFUSED_CHAT = {
     "audio": "audio output",
     "prediction": "predicted output",
     "web_search_options": "web search",
+    "guided_json": "guided decoding",
+    "guided_regex": "guided decoding",
+    "guided_choice": "guided decoding",
+    "guided_grammar": "guided decoding",
+    "structured_outputs": "guided decoding",
+    "suffix": "text after the answer",
 }
-_INERT: dict[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],)}
+_INERT: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "suffix": ("",),
+}
 
 
-def chat(request: ChatRequest, /, **envelope: Any) -> Generate:
-    """A chat request as a `Generate`; `envelope` holds request id, reply subject and deadline.
+@dataclass(slots=True, frozen=True)
+class Envelope:
+    """What every `Generate` of a request shares. `request` is our id of the whole."""
+
+    request: str
+    reply_to: str
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """The sequences that answer one request, by prompt; the client sees the best `shown` of each prompt's.
+
+    There are more than `shown` only with `best_of`.
+    """
+
+    prompts: list[list[Generate]]
+    shown: int
+
+
+def chat(request: ChatRequest, envelope: Envelope) -> Plan:
+    """A chat request: one prompt.
 
     Raises:
         RequestError: a value that cannot be honoured, by name.
     """
-    for name, what in _REFUSED_CHAT.items():
-        value = getattr(request, name)
-        if value is not None and value not in _INERT.get(name, ()):
-            raise unsupported(f"{name}: {what} is not supported", name)
+    _refuse(request)
     if request.response_format is not None and request.response_format.type != "text":
         raise unsupported(
-            f"response_format: {request.response_format.type!r} is not supported, only 'text'",
+            f"response_format: {request.response_format.type[:40]!r} is not supported, only 'text'",
             "response_format",
         )
     if request.modalities and request.modalities != ["text"]:
@@ -47,51 +80,79 @@ def chat(request: ChatRequest, /, **envelope: Any) -> Generate:
         raise invalid("top_logprobs: needs logprobs: true", "top_logprobs")
     limit = request.max_completion_tokens or request.max_tokens or 0
     logprobs = (request.top_logprobs or 0) if request.logprobs else -1
-    return Generate(
-        messages=[_turn(message, index) for index, message in enumerate(request.messages)],
-        sampling=_sampling(request, limit, logprobs),
-        add_generation_prompt=request.add_generation_prompt is not False,
-        template_arguments=request.chat_template_kwargs or {},
-        **_common(request),
-        **envelope,
-    )
+    messages = turns(request.messages)
+    open_end = bool(request.continue_final_message)
+    if open_end and request.add_generation_prompt:
+        raise invalid("continue_final_message: needs add_generation_prompt: false", "continue_final_message")
+    arguments = request.chat_template_kwargs or {}
+    _check_arguments(arguments)
+    fields = {
+        "messages": messages,
+        "sampling": _sampling(request, limit, logprobs),
+        "add_generation_prompt": request.add_generation_prompt is not False and not open_end,
+        "continue_final_message": open_end,
+        "template_arguments": arguments,
+    }
+    return _plan(request, envelope, request.n or 1, request.n or 1, [fields])
 
 
-def completion(request: CompletionRequest, /, **envelope: Any) -> Generate:
-    """A completion request as a `Generate`.
+def completion(request: CompletionRequest, envelope: Envelope) -> Plan:
+    """A completion request: one prompt or several.
 
     Raises:
         RequestError: a value that cannot be honoured, by name.
     """
-    if request.suffix:
-        raise unsupported("suffix: is not supported", "suffix")
-    if request.echo:
-        raise unsupported("echo: is not supported", "echo")
-    if request.best_of not in (None, 1):
-        raise unsupported("best_of: only 1 is supported", "best_of")
-    text, tokens = _prompt(request.prompt)
+    _refuse(request)
+    shown = request.n or 1
+    drawn = request.best_of or shown
+    if drawn < shown:
+        raise invalid(f"best_of: {drawn} is less than n, {shown}", "best_of")
+    if drawn > shown and request.stream:
+        raise invalid("best_of: choosing the best needs all of them, so it cannot be streamed", "best_of")
+    if request.echo and request.logprobs is not None:
+        raise unsupported("echo: is not supported together with logprobs", "echo")
     logprobs = request.logprobs if request.logprobs is not None else -1
-    return Generate(
-        prompt=text,
-        prompt_tokens=tokens,
-        sampling=_sampling(request, request.max_tokens or COMPLETION_TOKENS, logprobs),
-        **_common(request),
-        **envelope,
-    )
+    if drawn > shown:
+        logprobs = max(logprobs, 0)  # the best is the likeliest
+    sampling = _sampling(request, request.max_tokens or COMPLETION_TOKENS, logprobs)
+    prompts = _prompts(request.prompt)
+    if len(prompts) * drawn > MAX_SEQUENCES:
+        raise invalid(
+            f"prompt: {len(prompts)} prompts of {drawn} choices, at most {MAX_SEQUENCES} together", "prompt"
+        )
+    shared = {"sampling": sampling, "echo": bool(request.echo)}
+    return _plan(request, envelope, drawn, shown, [{**shared, **prompt} for prompt in prompts])
 
 
-def _common(request: Common) -> dict[str, Any]:
-    if request.n not in (None, 1):
-        raise unsupported("n: only 1 choice a request is supported", "n")
+def _refuse(request: Common) -> None:
+    for name, what in _REFUSED.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in _INERT.get(name, ()):
+            raise unsupported(f"{name}: {what} is not supported", name)
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options: only allowed with stream: true", "stream_options")
-    return {
+
+
+def _plan(request: Common, envelope: Envelope, drawn: int, shown: int, prompts: list[dict[str, Any]]) -> Plan:
+    """`drawn` sequences of each prompt, of one seed, told apart by `choice`. The first has the whole's id."""
+    shared: dict[str, Any] = {
+        "reply_to": envelope.reply_to,
+        "deadline_ms": envelope.deadline_ms,
         "model": request.model,
         "stop": _stops(request.stop),
         "skip_special_tokens": request.skip_special_tokens is not False,
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt or "",
     }
+    plan = Plan(
+        [
+            [Generate(request=uuid.uuid4().hex, choice=choice, **shared, **fields) for choice in range(drawn)]
+            for fields in prompts
+        ],
+        shown,
+    )
+    plan.prompts[0][0].request = envelope.request
+    return plan
 
 
 def _sampling(request: Common, max_tokens: int, logprobs: int) -> SamplingParams:
@@ -141,38 +202,46 @@ def _stops(stop: str | list[str] | None) -> list[str]:
     return stops
 
 
-def _turn(message: ChatMessage, index: int) -> Turn:
-    place = f"messages[{index}]"
-    if message.role in ("tool", "function") or message.tool_calls or message.function_call:
-        raise unsupported(f"{place}: tool calling is not supported", f"{place}.role")
-    content = message.content
-    if isinstance(content, list):
-        for number, part in enumerate(content):
-            if part.type != "text":
-                where = f"{place}.content[{number}]"
-                raise unsupported(f"{where}: this model takes text, not {part.type[:40]!r}", where)
-            if part.text is None:
-                raise invalid(f"{place}.content[{number}]: a text part needs 'text'", f"{place}.content")
-        content = "".join(part.text or "" for part in content)
-    if content is None:
-        if message.role != "assistant":
-            raise invalid(f"{place}.content: is required of role {message.role!r}", f"{place}.content")
-        content = ""
-    return Turn(role=message.role, content=content, name=message.name)
+def _check_arguments(arguments: dict[str, Any]) -> None:
+    """Template arguments are free in form; what cannot travel is refused here."""
+    name = "chat_template_kwargs"
+    waiting: list[tuple[Any, int]] = [(arguments, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_ARGUMENT_DEPTH:
+            raise invalid(f"{name}: nests more than {MAX_ARGUMENT_DEPTH} deep", name)
+        if isinstance(value, dict):
+            waiting += ((item, depth + 1) for item in value.values())
+        elif isinstance(value, list):
+            waiting += ((item, depth + 1) for item in value)
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise invalid(f"{name}: holds an integer of more than 64 bits", name)
 
 
-def _prompt(prompt: Any) -> tuple[str | None, bytes | None]:
-    """The prompt as text or as packed token ids."""
+def _prompts(prompt: Any) -> list[dict[str, Any]]:
+    """Each prompt as the fields of its `Generate`: a text, or packed token ids."""
     if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]  # a list of one prompt
-        if isinstance(prompt, str):
-            return prompt, None
+        return [{"prompt": prompt}]
     if not isinstance(prompt, list) or not prompt:
-        raise invalid("prompt: must be a string, or a list of token ids", "prompt")
-    if all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-        if any(not 0 <= item < 2**31 for item in prompt):
-            raise invalid("prompt: a token id is out of range", "prompt")
-        return None, pack_tokens(prompt)
-    raise unsupported("prompt: only one prompt a request is supported", "prompt")
+        raise invalid("prompt: must be a string, a list of token ids, or a list of either", "prompt")
+    if isinstance(prompt[0], int):
+        return [_tokens(prompt, "prompt")]
+    if len(prompt) > MAX_SEQUENCES:
+        raise invalid(f"prompt: {len(prompt)} prompts, at most {MAX_SEQUENCES}", "prompt")
+    found = []
+    for index, item in enumerate(prompt):
+        if isinstance(item, str):
+            found.append({"prompt": item})
+        elif isinstance(item, list):
+            found.append(_tokens(item, f"prompt[{index}]"))
+        else:
+            where = f"prompt[{index}]"
+            raise invalid(f"{where}: must be a string or a list of token ids", where)
+    return found
+
+
+def _tokens(ids: list[Any], where: str) -> dict[str, Any]:
+    for index, item in enumerate(ids):
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < 2**31:
+            raise invalid(f"{where}[{index}]: is not a token id", f"{where}[{index}]")
+    return {"prompt_tokens": pack_tokens(ids)}

@@ -65,7 +65,8 @@ class HttpError(Exception):
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error object: all four members are always there."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        words = self.message.encode(errors="replace").decode()  # a path or header may hold lone surrogates
+        return {"error": {"message": words, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> web.Response:
         return web.Response(
@@ -74,6 +75,12 @@ class HttpError(Exception):
             content_type="application/json",
             headers=self.headers,
         )
+
+
+def internal() -> HttpError:
+    """A 500 that tells the client nothing of our insides."""
+    words = "the gateway failed on this request; its log has the reason"
+    return HttpError(500, words, kind="server_error", code=Code.INTERNAL.value)
 
 
 def invalid(message: str, param: str | None = None) -> RequestError:

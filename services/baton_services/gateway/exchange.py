@@ -1,20 +1,26 @@
-"""One request between its HTTP handler and its tokenizer."""
+"""One sequence's answer between its tokenizer and the HTTP handler that waits for it."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.protocol.errors import Failure, RequestError
+from baton.protocol.errors import Failure
 from baton.protocol.placing import Target
 from baton.protocol.request import Generate, TextDelta
+
+MAX_WAITING = 64  # deltas kept apart; more are merged into one
+
+
+def _nobody() -> None:
+    """Nobody waits yet."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """A live request as its gateway sees it.
+    """A live sequence as its gateway sees it.
 
     Deltas of a second tokenizer (the first one died) begin again at character 0: what has been taken
     already is cut off, so the client sees a pause and the same text.
@@ -28,8 +34,8 @@ class Exchange:
     tokens: int = 0  # logprob entries taken so far
     over: bool = False  # the last delta has come, or the client has gone
     gap: bool = False  # text is missing: the owner must begin again
-    _deltas: deque[TextDelta] = field(default_factory=deque)
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: Callable[[], None] = _nobody  # called when there is something to take
+    _waiting: deque[TextDelta] = field(default_factory=deque)
 
     @property
     def id(self) -> str:
@@ -40,43 +46,52 @@ class Exchange:
         if self.over:
             return
         self.heard = time.monotonic()
-        if delta.start > self.characters:
+        last = bool(delta.finish) or delta.failure is not None
+        if delta.failure is None and (delta.start > self.characters or delta.token_start > self.tokens):
             self.gap = True
             return
-        seen = self.characters - delta.start
+        seen = max(0, self.characters - delta.start)
         delta.text = delta.text[seen:]
         delta.start = self.characters
         self.characters += len(delta.text)
         delta.tokens = delta.tokens[max(0, self.tokens - delta.token_start) :]
+        delta.token_start = self.tokens
         self.tokens += len(delta.tokens)
-        last = bool(delta.finish) or delta.failure is not None
-        if delta.text or delta.tokens or last:
-            self._deltas.append(delta)
-            self._arrived.set()
         self.over = last
+        if delta.text or delta.tokens or last:
+            self._append(delta)
 
     def fail(self, failure: Failure) -> None:
         """Ends the exchange from this side."""
         if not self.over:
             self.over = True
-            self._deltas.append(TextDelta(self.id, self.characters, "", failure=failure))
-            self._arrived.set()
+            self._append(TextDelta(self.id, self.characters, "", failure=failure))
 
-    async def next(self) -> TextDelta:
-        """The next delta; those that wait are merged into one, so that a slow client holds one at most.
+    def take(self) -> TextDelta | None:
+        """All that waits, as one delta, so that a slow client holds one at most. A failure comes alone."""
+        if not self._waiting:
+            return None
+        if len(self._waiting) > 1 and self._waiting[-1].failure is not None:
+            failed = self._waiting.pop()
+            self._merge()
+            merged = self._waiting.popleft()
+            self._waiting.append(failed)
+            return merged
+        self._merge()
+        return self._waiting.popleft()
 
-        Raises:
-            RequestError: the request failed.
-        """
-        while not self._deltas:
-            self._arrived.clear()
-            await self._arrived.wait()
-        delta = self._deltas.popleft()
-        while self._deltas and delta.failure is None and self._deltas[0].failure is None:
-            later = self._deltas.popleft()
-            delta.text += later.text
-            delta.tokens = delta.tokens + later.tokens
-            delta.finish, delta.usage, delta.timing = later.finish, later.usage, later.timing
-        if delta.failure is not None:
-            raise RequestError(delta.failure)
-        return delta
+    def _append(self, delta: TextDelta) -> None:
+        self._waiting.append(delta)
+        if len(self._waiting) > MAX_WAITING and delta.failure is None:
+            self._merge()
+        self.wake()
+
+    def _merge(self) -> None:
+        if len(self._waiting) < 2:
+            return
+        first, last = self._waiting[0], self._waiting[-1]
+        first.text = "".join(delta.text for delta in self._waiting)
+        first.tokens = [token for delta in self._waiting for token in delta.tokens]
+        first.finish, first.usage, first.timing = last.finish, last.usage, last.timing
+        self._waiting.clear()
+        self._waiting.append(first)

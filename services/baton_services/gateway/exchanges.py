@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
 from baton.bus.inbox import Inbox
-from baton.protocol.codec import Codec
+from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, State
 from baton.protocol.placing import Target
-from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextBatch
+from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextBatch, TextDelta
 from baton.telemetry.logs import get_logger
 from baton_services.gateway.exchange import Exchange
 
@@ -57,17 +57,18 @@ class Exchanges:
                     found.setdefault(name, beat)
         return found
 
-    async def open(self, generate: Generate) -> Exchange:
-        """Hands a request to a tokenizer.
+    async def open(self, generate: Generate, wake: Callable[[], None]) -> Exchange:
+        """Hands a request to a tokenizer; `wake` is called whenever there is something to take.
 
         Raises:
             RequestError: no such model, or nobody takes it.
         """
-        exchange = Exchange(generate, time.monotonic() + generate.deadline_ms / 1000)
+        exchange = Exchange(generate, time.monotonic() + generate.deadline_ms / 1000, wake=wake)
         self._live[exchange.id] = exchange
         try:
             await self._hand(exchange, wait_s=0.0)
         except BaseException:
+            exchange.over = True
             self._live.pop(exchange.id, None)
             raise
         return exchange
@@ -78,14 +79,13 @@ class Exchanges:
             return
         ended, exchange.over = exchange.over, True
         if not ended and exchange.owner is not None:
-            await self._cancel(exchange, reason)
+            await self._cancel(exchange.id, exchange.owner.subject, reason)
 
-    async def _cancel(self, exchange: Exchange, reason: str) -> None:
-        assert exchange.owner is not None
+    async def _cancel(self, request: str, subject: str, reason: str) -> None:
         try:
-            await self._bus.publish(exchange.owner.subject, CancelRequest(request=exchange.id, reason=reason))
+            await self._bus.publish(subject, CancelRequest(request=request, reason=reason))
         except BusDown:
-            log.debug("request %s ended while the bus was away", exchange.id)
+            log.debug("request %s ended while the bus was away", request)
 
     async def _hand(self, exchange: Exchange, *, wait_s: float) -> None:
         """Finds an owner, waiting up to `wait_s` for one to appear.
@@ -99,9 +99,19 @@ class Exchanges:
             for beat in self._owners(exchange.generate.model):
                 try:
                     await self._bus.call(beat.subject, exchange.generate, _codec, timeout_s=ACCEPT_S)
-                except (NoResponder, CallTimeout):
+                except NoResponder:
                     self._directory.exclude(beat.id, beat.epoch)
                     exchange.generate.resend += 1
+                except CallTimeout:
+                    self._directory.exclude(beat.id, beat.epoch)
+                    exchange.generate.resend += 1
+                    await self._cancel(exchange.id, beat.subject, "given to another tokenizer")
+                except asyncio.CancelledError:
+                    # The client has gone before the answer to this call: it may well be taken.
+                    await self._cancel(exchange.id, beat.subject, "the client has gone")
+                    raise
+                except MalformedMessage as error:
+                    raise RequestError(_TOO_LARGE) from error
                 except CallRejected as error:
                     refusal = error.failure
                 except BusDown as error:
@@ -109,6 +119,8 @@ class Exchanges:
                 else:
                     exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
                     exchange.heard = time.monotonic()
+                    if exchange.over:  # ended from this side while it was being handed over
+                        await self._cancel(exchange.id, beat.subject, "nobody waits for it")
                     return
             if time.monotonic() >= until:
                 raise RequestError(refusal or self._nobody(exchange.generate.model))
@@ -147,13 +159,21 @@ class Exchanges:
     async def _feed(self, inbox: Inbox) -> None:
         async for delivery in inbox:
             batch: TextBatch = delivery.message
+            sender = (batch.tokenizer, batch.epoch)
             for delta in batch.deltas:
                 exchange = self._live.get(delta.request)
-                if exchange is None:
-                    continue
-                if exchange.owner is not None and exchange.owner.id != batch.tokenizer:
-                    continue  # of an owner that was given up
-                exchange.put(delta)
+                owner = None if exchange is None else exchange.owner
+                if exchange is None or (owner is not None and (owner.id, owner.epoch) != sender):
+                    await self._disown(batch, delta)
+                else:
+                    exchange.put(delta)
+
+    async def _disown(self, batch: TextBatch, delta: TextDelta) -> None:
+        """Text that nobody waits for, of a request given up: its sender may stop, if it has not ended."""
+        if not delta.finish and delta.failure is None:
+            beat = self._directory.get(batch.tokenizer)
+            if beat is not None and beat.epoch == batch.epoch:
+                await self._cancel(delta.request, beat.subject, "nobody waits for it")
 
     async def _watch(self) -> None:
         """Silent owners, a bus that is gone, deadlines."""
@@ -184,7 +204,7 @@ class Exchanges:
             return
         else:
             if exchange.gap:
-                await self._cancel(exchange, "text was lost on the way")
+                await self._cancel(exchange.id, owner.subject, "text was lost on the way")
                 await self._begin_again(exchange)
 
     async def _begin_again(self, exchange: Exchange) -> None:
@@ -213,4 +233,7 @@ _BUSY = Failure(
     code=Code.OVERLOADED, message="every tokenizer is busy; try again later", retry_after_ms=1_000
 )
 _BUS_LOST = Failure(code=Code.BUS_LOST, message="the message bus went away; please send the request again")
+_TOO_LARGE = Failure(
+    code=Code.CONTEXT_LENGTH, message="the prompt is larger than a message may be, and any context"
+)
 _DEADLINE = Failure(code=Code.DEADLINE, message="the request took longer than request_timeout_s allows")

@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
 import msgspec
 from aiohttp import web
 
 from baton.protocol.errors import RequestError
-from baton.protocol.request import Generate, TextDelta, Timing, TokenText
+from baton.protocol.request import Timing
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import build, shapes
-from baton_services.gateway.errors import HttpError
-from baton_services.gateway.exchange import Exchange
+from baton_services.gateway.answers import Answers, Tally
+from baton_services.gateway.body import read_json
+from baton_services.gateway.choices import Choices
+from baton_services.gateway.errors import HttpError, internal
 from baton_services.gateway.exchanges import Exchanges
-from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest, parse, unknown_fields
+from baton_services.gateway.parse import parse, unknown_fields
+from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
 from baton_services.gateway.web_app import ECHO_ID, REQUEST_ID, busy
 
 log = get_logger(__name__)
 
+STALLED_S = 30.0
+TIMING_HEADER = "x-baton-timing"  # asks for one SSE comment with where the time went
+
 Shape = shapes.Chat | shapes.Completion
+
+_STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx: pass each chunk on at once
+}
 
 
 class Generator:
     """Handlers of `/v1/chat/completions` and `/v1/completions`.
 
-    A client that leaves cancels its handler; the exchange is then closed and everything freed.
+    A client that leaves cancels its handler; its sequences are then closed and everything freed.
     """
 
     def __init__(
@@ -46,29 +58,30 @@ class Generator:
         self._logged: set[str] = set()
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        busy(len(self._exchanges), self._max_requests)
-        body = await http.read()
+        self._check_busy(1)
+        body = await read_json(http)
         request = parse(body, ChatRequest)
         self._mention_unknown(body, ChatRequest)
-        generate = build.chat(request, **self._envelope(http))
-        shape = shapes.Chat(generate.request, request.model, logprobs=bool(request.logprobs))
-        return await self._serve(http, request, generate, shape)
+        plan = build.chat(request, self._envelope(http))
+        counted = _counted(request)
+        shape = shapes.Chat(http[REQUEST_ID], request.model, logprobs=bool(request.logprobs), counted=counted)
+        return await self._serve(http, request, plan, shape)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        busy(len(self._exchanges), self._max_requests)
-        body = await http.read()
+        self._check_busy(1)
+        body = await read_json(http)
         request = parse(body, CompletionRequest)
         self._mention_unknown(body, CompletionRequest)
-        generate = build.completion(request, **self._envelope(http))
-        shape = shapes.Completion(generate.request, request.model, logprobs=request.logprobs is not None)
-        return await self._serve(http, request, generate, shape)
+        plan = build.completion(request, self._envelope(http))
+        counted = _counted(request)
+        shape = shapes.Completion(http[REQUEST_ID], request.model, logprobs=request.logprobs, counted=counted)
+        return await self._serve(http, request, plan, shape)
 
-    def _envelope(self, http: web.Request) -> dict[str, Any]:
-        return {
-            "request": http[REQUEST_ID],
-            "reply_to": self._reply_to,
-            "deadline_ms": self._timeout_ms,
-        }
+    def _envelope(self, http: web.Request) -> build.Envelope:
+        return build.Envelope(http[REQUEST_ID], self._reply_to, self._timeout_ms)
+
+    def _check_busy(self, count: int) -> None:
+        busy(len(self._exchanges) + count - 1, self._max_requests)
 
     def _mention_unknown(self, body: bytes, kind: type[Common]) -> None:
         for name in unknown_fields(body, kind):
@@ -77,78 +90,96 @@ class Generator:
                 log.info("unknown field %r ignored (said once)", name[:80])
 
     async def _serve(
-        self, http: web.Request, request: Common, generate: Generate, shape: Shape
+        self, http: web.Request, request: Common, plan: build.Plan, shape: Shape
     ) -> web.StreamResponse:
-        exchange = await self._exchanges.open(generate)
+        choices = Choices(self._exchanges, plan.prompts)
+        self._check_busy(choices.count)
         self._metrics.running.inc()
         complete = False
         try:
+            await choices.open()
             if request.stream:
-                counted = bool(request.stream_options and request.stream_options.include_usage)
-                response = await self._stream(http, exchange, shape, counted)
+                response = await self._stream(http, choices, Tally(plan), shape, _counted(request))
             else:
-                response = await self._whole(exchange, shape)
+                response = await self._whole(choices, Answers(plan), shape)
             complete = True
             return response
         finally:
             self._metrics.running.dec()
-            if not complete and not exchange.over:
+            if not complete and not choices.over:
                 self._metrics.disconnects.inc()
-            await self._exchanges.close(exchange, "the client has gone")
+            await choices.close("the client has gone")
 
-    async def _whole(self, exchange: Exchange, shape: Shape) -> web.Response:
-        text: list[str] = []
-        tokens: list[TokenText] = []
-        while True:
-            delta = await exchange.next()
-            text.append(delta.text)
-            tokens += delta.tokens
-            if delta.finish:
-                break
-        assert delta.usage is not None
-        body = shape.whole("".join(text), tokens, delta.finish, delta.usage)
+    async def _whole(self, choices: Choices, answers: Answers, shape: Shape) -> web.Response:
+        while not answers.complete:
+            answers.take(*await choices.next())
+        body = shape.whole(answers.chosen(), answers.usage())
         response = web.Response(body=msgspec.json.encode(body), content_type="application/json")
-        if delta.timing is not None:
-            response.headers["Server-Timing"] = server_timing(delta.timing)
+        if answers.timing is not None:
+            response.headers["Server-Timing"] = server_timing(answers.timing)
         return response
 
     async def _stream(
-        self, http: web.Request, exchange: Exchange, shape: Shape, counted: bool
+        self, http: web.Request, choices: Choices, tally: Tally, shape: Shape, counted: bool
     ) -> web.StreamResponse:
         """Headers go out with the first text, so that an early failure is a status, not a broken stream."""
-        delta = await exchange.next()
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-                "x-request-id": http[ECHO_ID],
-            }
-        )
+        index, delta = await choices.next()
+        response = web.StreamResponse(headers={**_STREAM_HEADERS, "x-request-id": http[ECHO_ID]})
         await response.prepare(http)
-        head = shape.first()
+        begun: set[int] = set()
         try:
             while True:
-                chunks = [*head, *shape.text(delta), *self._ending(shape, delta, counted)]
-                if chunks:
-                    frames = b"".join(map(shapes.frame, chunks))
-                    await response.write(frames + shapes.DONE if delta.finish else frames)
+                tally.take(index, delta)
+                chunks = [] if index in begun else shape.first(index)
+                begun.add(index)
+                chunks += shape.text(index, delta)
                 if delta.finish:
+                    chunks += shape.last(index, delta.finish)
+                if tally.complete:
                     break
-                head = []
-                delta = await exchange.next()
+                await _write(http, response, b"".join(map(shapes.frame, chunks)))
+                index, delta = await choices.next()
+            if counted:
+                chunks.append(shape.counts(tally.usage()))
+            end = b"".join(map(shapes.frame, chunks))
+            if tally.timing is not None and TIMING_HEADER in http.headers:
+                end += b": timing " + msgspec.json.encode(tally.timing) + b"\n\n"
+            await _write(http, response, end + shapes.DONE)
         except RequestError as error:
-            await response.write(shapes.frame(HttpError.of(error.failure).body()))
+            await _write(http, response, shapes.frame(HttpError.of(error.failure).body()))
+        except ConnectionError:
+            raise  # the client has gone
+        except Exception:
+            log.exception("request %s failed amid its stream", http[REQUEST_ID])
+            await _write(http, response, shapes.frame(internal().body()))
         await response.write_eof()
         return response
 
-    def _ending(self, shape: Shape, delta: TextDelta, counted: bool) -> list[shapes.Json]:
-        if not delta.finish:
-            return []
-        last = shape.last(delta.finish)
-        if counted and delta.usage is not None:
-            last.append(shape.counts(delta.usage))
-        return last
+
+def _counted(request: Common) -> bool:
+    return bool(request.stream_options and request.stream_options.include_usage)
+
+
+async def _write(http: web.Request, response: web.StreamResponse, frames: bytes) -> None:
+    """Writes to the client, and waits while its socket is full; deltas are merged meanwhile.
+
+    Raises:
+        ConnectionError: it is gone, or has not taken a byte for `STALLED_S`.
+    """
+    if not frames:
+        return
+    transport = http.transport
+    try:
+        async with asyncio.timeout(STALLED_S) as limit:
+            await response.write(frames)
+            return
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    if transport is not None:
+        log.info("request %s: its client took nothing for %g s, cut off", http[REQUEST_ID], STALLED_S)
+        transport.abort()
+    raise ConnectionResetError("the client takes nothing")
 
 
 def server_timing(timing: Timing) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from baton.bus.connection import BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.inbox import Inbox
@@ -20,6 +22,7 @@ from baton.service.base import ServiceHost, StartupError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import web_app
+from baton_services.gateway.body import BODY_LIMIT, expect
 from baton_services.gateway.errors import HttpError
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
@@ -61,6 +64,7 @@ class GatewayService:
             self._app(generator),
             handler_cancellation=True,
             access_log=None,
+            logger=_http_log(),
             shutdown_timeout=1.0,
             keepalive_timeout=75.0,
         )
@@ -91,17 +95,21 @@ class GatewayService:
     def _app(self, generator: Generator) -> web.Application:
         settings = self._host.settings.gateway
         app = web.Application(
-            client_max_size=settings.max_body_mb * 2**20,
             middlewares=[
                 web_app.request_ids(),
                 web_app.errors(self._metrics),
                 web_app.keys(settings.api_key),
             ],
         )
-        app.router.add_post("/v1/chat/completions", generator.chat)
-        app.router.add_post("/v1/completions", generator.completions)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/v1/models/{model:.+}", self._model)
+        app[BODY_LIMIT] = settings.max_body_mb * 2**20
+        for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
+            for path, handler in (
+                ("/chat/completions", generator.chat),
+                ("/completions", generator.completions),
+            ):
+                app.router.add_post(prefix + path, handler, expect_handler=expect)
+            app.router.add_get(prefix + "/models", self._models)
+            app.router.add_get(prefix + "/models/{model:.+}", self._model)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics_text)
@@ -176,6 +184,13 @@ class GatewayService:
         raise HttpError(
             503, "no metrics service is running", kind="service_unavailable_error", code="no_metrics"
         )
+
+
+def _http_log() -> logging.Logger:
+    """aiohttp's log without a traceback for each client that does not speak HTTP: that is answered 400."""
+    logger = logging.getLogger(f"{__name__}.http")
+    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], quiet)))
+    return logger
 
 
 def _json(body: object, *, status: int = 200) -> web.Response:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,8 +13,18 @@ from baton.protocol.request import TextDelta, TokenText, Usage
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Whole:
+    """One choice of an answer that is not streamed."""
+
+    text: str
+    tokens: list[TokenText]
+    finish: str
 
 
 def frame(chunk: Json) -> bytes:
@@ -30,44 +42,47 @@ def usage(counts: Usage) -> Json:
 
 
 class Chat:
-    """Shapes of `/v1/chat/completions`."""
+    """Shapes of `/v1/chat/completions`.
 
-    def __init__(self, request: str, model: str, *, logprobs: bool) -> None:
+    `counted`: chunks say `usage: null`, as the specification has it where one with the usage follows.
+    """
+
+    def __init__(self, request: str, model: str, *, logprobs: bool, counted: bool = False) -> None:
         self._head = {"id": f"chatcmpl-{request}", "created": int(time.time()), "model": model}
         self._logprobs = logprobs
+        self._tail: Json = {"usage": None} if counted else {}
 
-    def first(self) -> list[Json]:
-        """What comes before the text: the role, once."""
+    def first(self, index: int) -> list[Json]:
+        """What comes before a choice's text: the role, once."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return [self._chunk(delta, {"content": [], "refusal": None} if self._logprobs else None, None)]
+        return [self._chunk(index, delta, {"content": [], "refusal": None} if self._logprobs else None, None)]
 
-    def text(self, delta: TextDelta) -> list[Json]:
+    def text(self, index: int, delta: TextDelta) -> list[Json]:
         if not (delta.text or delta.tokens):
             return []
-        return [self._chunk({"content": delta.text}, self._describe(delta.tokens), None)]
+        return [self._chunk(index, {"content": delta.text}, self._describe(delta.tokens), None)]
 
-    def last(self, finish: str) -> list[Json]:
-        return [self._chunk({}, None, finish)]
+    def last(self, index: int, finish: str) -> list[Json]:
+        return [self._chunk(index, {}, None, finish)]
 
     def counts(self, counts: Usage) -> Json:
-        return self._body("chat.completion.chunk", [], usage=usage(counts))
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(counts)}
 
-    def whole(self, text: str, tokens: list[TokenText], finish: str, counts: Usage) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": self._describe(tokens),
-            "finish_reason": finish,
-        }
-        return self._body("chat.completion", [choice], usage=usage(counts))
+    def whole(self, answers: list[Whole], counts: Usage) -> Json:
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "logprobs": self._describe(answer.tokens),
+                "finish_reason": answer.finish,
+            }
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage(counts)}
 
-    def _chunk(self, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return self._body("chat.completion.chunk", [choice])
-
-    def _body(self, kind: str, choices: list[Json], **more: Json) -> Json:
-        return {**self._head, "object": kind, "choices": choices, **more}
+    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish: str | None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **self._tail}
 
     def _describe(self, tokens: list[TokenText]) -> Json | None:
         if not self._logprobs:
@@ -82,57 +97,93 @@ class Chat:
         return {"content": content, "refusal": None}
 
 
+@dataclass(slots=True)
+class _Offset:
+    """Characters of a choice's text so far, counted by its tokens, which may end amid one."""
+
+    characters: int = 0
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _new_decoder(errors="replace"))
+
+    def advance(self, raw: bytes) -> int:
+        """Where the token begins."""
+        start = self.characters
+        self.characters += len(self.decoder.decode(raw))
+        return start
+
+
 class Completion:
     """Shapes of `/v1/completions`."""
 
-    def __init__(self, request: str, model: str, *, logprobs: bool) -> None:
-        self._head = {"id": f"cmpl-{request}", "created": int(time.time()), "model": model}
+    def __init__(self, request: str, model: str, *, logprobs: int | None, counted: bool = False) -> None:
+        self._head = {
+            "id": f"cmpl-{request}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._logprobs = logprobs
-        self._offset = 0  # characters before the next token
+        self._tail: Json = {"usage": None} if counted else {}
+        self._offsets: dict[int, _Offset] = {}
 
-    def first(self) -> list[Json]:
+    def first(self, index: int) -> list[Json]:
         return []
 
-    def text(self, delta: TextDelta) -> list[Json]:
+    def text(self, index: int, delta: TextDelta) -> list[Json]:
         if not (delta.text or delta.tokens):
             return []
-        return [self._body([self._choice(delta.text, delta.tokens, None)])]
+        return [self._chunk(self._choice(index, delta.text, delta.tokens, None))]
 
-    def last(self, finish: str) -> list[Json]:
-        return [self._body([self._choice("", [], finish)])]
+    def last(self, index: int, finish: str) -> list[Json]:
+        return [self._chunk(self._choice(index, "", [], finish))]
 
     def counts(self, counts: Usage) -> Json:
-        return self._body([], usage=usage(counts))
+        return {**self._head, "choices": [], "usage": usage(counts)}
 
-    def whole(self, text: str, tokens: list[TokenText], finish: str, counts: Usage) -> Json:
-        return self._body([self._choice(text, tokens, finish)], usage=usage(counts))
+    def whole(self, answers: list[Whole], counts: Usage) -> Json:
+        choices = [
+            self._choice(index, answer.text, answer.tokens, answer.finish)
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._head, "choices": choices, "usage": usage(counts)}
 
-    def _choice(self, text: str, tokens: list[TokenText], finish: str | None) -> Json:
-        logprobs = self._describe(tokens) if self._logprobs else None
-        return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    def _chunk(self, choice: Json) -> Json:
+        return {**self._head, "choices": [choice], **self._tail}
 
-    def _body(self, choices: list[Json], **more: Json) -> Json:
-        return {**self._head, "object": "text_completion", "choices": choices, **more}
+    def _choice(self, index: int, text: str, tokens: list[TokenText], finish: str | None) -> Json:
+        described = None
+        if self._logprobs is not None and (tokens or finish is None):
+            described = self._describe(self._offsets.setdefault(index, _Offset()), tokens)
+        return {"index": index, "text": text, "logprobs": described, "finish_reason": finish}
 
-    def _describe(self, tokens: list[TokenText]) -> Json:
-        names, offsets = [], []
-        for token in tokens:
-            name = _name(token.raw)
-            names.append(name)
-            offsets.append(self._offset)
-            self._offset += len(name)
+    def _describe(self, offset: _Offset, tokens: list[TokenText]) -> Json:
+        """OpenAI's older form. The chosen token is always among its `top_logprobs`: they may be one more."""
+        tops = None
+        if self._logprobs:
+            tops = [
+                {_name(raw): value for raw, value in [*token.top, (token.raw, token.logprob)]}
+                for token in tokens
+            ]
         return {
-            "tokens": names,
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{_name(raw): value for raw, value in token.top} for token in tokens],
-            "text_offset": offsets,
+            "tokens": [_name(token.raw) for token in tokens],
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": tops,
+            "text_offset": [offset.advance(token.raw) for token in tokens],
         }
 
 
 def _token(raw: bytes, logprob: float) -> Json:
-    return {"token": _name(raw), "logprob": max(logprob, -9999.0), "bytes": list(raw)}
+    """Bytes that are no whole character are U+FFFD in `token`, and exact in `bytes`."""
+    return {"token": raw.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 def _name(raw: bytes) -> str:
-    """A token as text; bytes that are no whole character become U+FFFD here, and are exact in `bytes`."""
-    return raw.decode(errors="replace")
+    """A token as OpenAI's completions name it: its text, or `bytes:` and its bytes if it is none."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no minus infinity; -9999 is what OpenAI sends for it."""
+    return max(logprob, -9999.0)

@@ -12,14 +12,14 @@ from aiohttp.typedefs import Handler, Middleware
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
-from baton_services.gateway.errors import HttpError
+from baton_services.gateway.errors import HttpError, internal
 
 log = get_logger(__name__)
 
 REQUEST_ID = "request_id"  # ours
 ECHO_ID = "echo_id"  # what the answer carries: the client's own, or ours
 _client_id = re.compile(r"[\x21-\x7e]{1,128}")
-_OPEN = {"/health", "/ready"}  # probes carry no key
+_OPEN = {"/health", "/ready", "/"}  # probes and the page, which asks for the key, carry none
 
 
 def request_ids() -> Middleware:
@@ -33,6 +33,7 @@ def request_ids() -> Middleware:
         response = await handler(request)
         if not response.prepared:
             response.headers["x-request-id"] = request[ECHO_ID]
+            response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
     return middleware
@@ -49,27 +50,37 @@ def errors(metrics: GatewayMetrics) -> Middleware:
             response = error.response()
         except RequestError as error:
             response = HttpError.of(error.failure).response()
-        except web.HTTPRequestEntityTooLarge:
-            limit = "the body is larger than gateway.max_body_mb allows"
-            response = HttpError(413, limit, code="request_too_large").response()
         except web.HTTPMethodNotAllowed as error:
-            allowed = ", ".join(sorted(error.allowed_methods))
-            words = f"{request.method} is not allowed on {request.path}, only {allowed}"
-            response = HttpError(405, words, code="method_not_allowed", headers={"Allow": allowed}).response()
+            response = _wrong_method(request, error)
         except web.HTTPNotFound:
-            response = HttpError(404, f"there is no {request.path} here", code="not_found").response()
+            response = _not_found(request)
         except web.HTTPException as error:
             response = HttpError(error.status, error.reason or "error").response()
+        except ConnectionError:
+            raise  # the client has gone; aiohttp ends the connection
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
-            response = HttpError(
-                500, "the gateway failed on this request; its log has the reason", kind="server_error"
-            ).response()
+            response = internal().response()
         resource = request.match_info.route.resource
         metrics.answers.labels(resource.canonical if resource else "other", str(response.status)).inc()
         return response
 
     return middleware
+
+
+def _wrong_method(request: web.Request, error: web.HTTPMethodNotAllowed) -> web.StreamResponse:
+    allowed = ", ".join(sorted({*error.allowed_methods, "OPTIONS"}))
+    if request.method == "OPTIONS":
+        return web.Response(status=204, headers={"Allow": allowed})
+    words = f"{request.method} is not allowed on {request.path}, only {allowed}"
+    return HttpError(405, words, code="method_not_allowed", headers={"Allow": allowed}).response()
+
+
+def _not_found(request: web.Request) -> web.StreamResponse:
+    if request.method == "OPTIONS" and request.rel_url.raw_path == "*":
+        return web.Response(status=204, headers={"Allow": "GET, HEAD, OPTIONS, POST"})
+    words = f"there is no {request.method} {request.path[:200]} here"
+    return HttpError(404, words, code="not_found").response()
 
 
 def keys(api_key: str) -> Middleware:
@@ -98,5 +109,5 @@ def busy(live: int, limit: int) -> None:
         RequestError: OVERLOADED.
     """
     if live >= limit:
-        words = f"{live} requests are being served, the most that gateway.max_requests allows"
+        words = f"{live} sequences are being served; gateway.max_requests allows {limit}"
         raise RequestError(Failure(code=Code.OVERLOADED, message=words, retry_after_ms=1_000))

@@ -91,6 +91,7 @@ class LiveRequest:
             tokens=pack_tokens(self.prompt + self.output),
             prompt_len=len(self.prompt),
             reply_to=reply_to,
+            choice=self.generate.choice,
             sampling=self.sampling,
             logprobs=self.logprobs,
             priority=self.generate.priority,

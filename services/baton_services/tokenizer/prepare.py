@@ -14,8 +14,9 @@ from baton.protocol.base import unpack_tokens
 from baton.protocol.errors import Code, RequestError
 from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
-from baton.protocol.sampling import MAX_STOP_IDS
+from baton.protocol.sampling import MAX_STOP_IDS, SamplingParams
 from baton.service.base import StartupError
+from baton.text.detokenizer import decode
 from baton.text.model_files import TextModel
 from baton.text.templates import encode_chat
 from baton_services.tokenizer.answer import Answer
@@ -38,7 +39,8 @@ class Preparer:
             self._text.tokenizer,
             generate.stop,
             skip_special=generate.skip_special_tokens,
-            continues=generate.messages is None,
+            continues=generate.messages is None or generate.continue_final_message,
+            min_tokens=generate.sampling.min_tokens,
         )
         return LiveRequest(generate, time.monotonic() + generate.deadline_ms / 1000, answer)
 
@@ -55,7 +57,10 @@ class Preparer:
         else:
             loop = asyncio.get_running_loop()
             live.prompt = await loop.run_in_executor(self._pool, self._encode, live.generate)
+        self._check_ids(live.generate.sampling)
         self._limit(live)
+        if live.generate.echo:
+            live.answer.echo(self._text_of(live))
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
 
     def close(self) -> None:
@@ -69,6 +74,7 @@ class Preparer:
                 generate.messages,
                 add_generation_prompt=generate.add_generation_prompt,
                 arguments=generate.template_arguments,
+                continue_final=generate.continue_final_message,
             )
         if generate.prompt is not None:
             return self._text.tokenizer.encode_prompt(generate.prompt)
@@ -80,6 +86,19 @@ class Preparer:
                 Code.INVALID_REQUEST, f"token id {bad} is not in the vocabulary of {vocab}", param="prompt"
             )
         return tokens
+
+    def _text_of(self, live: LiveRequest) -> str:
+        """The prompt as its sender knows it."""
+        given = live.generate.prompt
+        return decode(self._text.tokenizer, live.prompt, continues=True) if given is None else given
+
+    def _check_ids(self, asked: SamplingParams) -> None:
+        vocab = self._text.tokenizer.vocab_size
+        for param, ids in (("logit_bias", asked.logit_bias), ("stop_token_ids", asked.stop_token_ids)):
+            bad = next((token for token in ids if token >= vocab), None)
+            if bad is not None:
+                words = f"{param}: token id {bad} is not in the vocabulary of {vocab}"
+                raise RequestError.of(Code.INVALID_REQUEST, words, param=param)
 
     def _limit(self, live: LiveRequest) -> None:
         asked, context = live.generate.sampling, self._context

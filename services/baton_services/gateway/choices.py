@@ -1,0 +1,81 @@
+"""All sequences of one HTTP request as one stream of deltas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from baton.protocol.errors import RequestError
+from baton.protocol.request import Generate, TextDelta
+from baton_services.gateway.exchange import Exchange
+from baton_services.gateway.exchanges import Exchanges
+
+
+class Choices:
+    """The answers to a request's prompts, told apart by their index: prompt times choices plus choice.
+
+    A prompt's further choices are sent off when its first one has begun to answer: the prompt is then in a
+    prefix cache, and is read once for all of them.
+    """
+
+    def __init__(self, exchanges: Exchanges, prompts: list[list[Generate]]) -> None:
+        self._exchanges = exchanges
+        self._later: dict[int, list[Generate]] = {}
+        self._first: list[tuple[int, Generate]] = []
+        self._live: dict[int, Exchange] = {}
+        self._ready: deque[int] = deque()
+        self._arrived = asyncio.Event()
+        self.count = 0
+        for choices in prompts:
+            self._first.append((self.count, choices[0]))
+            if len(choices) > 1:
+                self._later[self.count] = choices[1:]
+            self.count += len(choices)
+
+    @property
+    def over(self) -> bool:
+        """Whether every sequence that was sent off has ended by itself."""
+        return all(exchange.over for exchange in self._live.values())
+
+    async def open(self) -> None:
+        """Sends each prompt off.
+
+        Raises:
+            RequestError: no such model, or nobody takes it.
+        """
+        for index, generate in self._first:
+            await self._open(index, generate)
+
+    async def next(self) -> tuple[int, TextDelta]:
+        """The next delta and its index; what waits of one index is merged into one.
+
+        Raises:
+            RequestError: a sequence failed, and with it the request.
+        """
+        while True:
+            while not self._ready:
+                self._arrived.clear()
+                await self._arrived.wait()
+            index = self._ready.popleft()
+            delta = self._live[index].take()
+            if delta is None:
+                continue
+            if delta.failure is not None:
+                raise RequestError(delta.failure)
+            if self._later and index in self._later:
+                for offset, generate in enumerate(self._later.pop(index), start=1):
+                    await self._open(index + offset, generate)
+            self._ready.append(index)  # looked at again, after the others
+            return index, delta
+
+    async def close(self, reason: str) -> None:
+        """Frees whatever has not ended by itself. Idempotent."""
+        for exchange in self._live.values():
+            await self._exchanges.close(exchange, reason)
+
+    async def _open(self, index: int, generate: Generate) -> None:
+        def wake() -> None:
+            self._ready.append(index)
+            self._arrived.set()
+
+        self._live[index] = await self._exchanges.open(generate, wake)
