@@ -1,12 +1,14 @@
-"""Small random Llama models, saved as Hugging Face folders, and a way to drive a runner by hand."""
+"""Small random Llama models in Hugging Face folders, and a way to drive a runner by hand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from baton.config.settings import ModelSettings, Settings, WorkerSettings
 from baton.engine.plan import Slice, StepPlan
@@ -28,17 +30,44 @@ SIZES: dict[str, Any] = {
 }
 
 
-def save(folder: Path, *, seed: int = 0, shard: str = "5GB", **changes: Any) -> Path:
-    """A random model in `folder`; `changes` go over `SIZES`. Norms are random too, so that each is seen."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def save(folder: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """A random model in `folder`, as transformers would save it; `changes` go over `SIZES`.
 
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes}))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.copy_(torch.rand(weight.shape) + 0.5 if "norm" in name else torch.randn(weight.shape) * 0.15)
-    model.save_pretrained(folder, max_shard_size=shard)
+    Norms are random too, so that each is seen.
+    """
+    config = {**SIZES, **changes}
+    hidden, ffn, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.setdefault("head_dim", hidden // heads)
+    queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
+    layer = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (ffn, hidden),
+        "mlp.up_proj": (ffn, hidden),
+        "mlp.down_proj": (hidden, ffn),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes = {"model.embed_tokens": (config["vocab_size"], hidden), "model.norm": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head"] = (config["vocab_size"], hidden)
+    for number in range(config["num_hidden_layers"]):
+        shapes.update({f"model.layers.{number}.{name}": shape for name, shape in layer.items()})
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {f"{name}.weight": random_weight(shape, generator) for name, shape in shapes.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_act": "silu", **config}))
     return folder
+
+
+def random_weight(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Norms (one dimension) lie in 0.5 to 1.5, the rest around 0."""
+    if len(shape) == 1:
+        return torch.rand(shape, generator=generator) + 0.5
+    return torch.randn(shape, generator=generator) * 0.15
 
 
 def runner(

@@ -1,4 +1,4 @@
-"""The same bits whatever is computed beside a row, in which chunks, where its pages lie, by how many threads."""
+"""The same bits whatever is computed beside a row, in which chunks, pages and threads."""
 
 from __future__ import annotations
 
@@ -48,9 +48,8 @@ def made(folder: Path, request: pytest.FixtureRequest) -> TorchRunner:
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    return [random.Random(seed).randrange(3, 500) for _ in range(1)] + [
-        random.Random(f"{seed} {place}").randrange(3, 500) for place in range(1, length)
-    ]
+    draw = random.Random(seed)
+    return [draw.randrange(3, 500) for _ in range(length)]
 
 
 def blocks_for(length: int, first: int = 0) -> list[int]:
