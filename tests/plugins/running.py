@@ -102,6 +102,11 @@ class Running:
             if sample.split("{")[0] == name and all(label in sample for label in wanted)
         )
 
+    def settled(self, name: str, **labels: str) -> float:
+        """As `total`, once every figure that is on its way has come in (services send theirs every 2 s)."""
+        time.sleep(2.5)
+        return self.total(name, **labels)
+
     def stop(self, timeout: float = 40.0) -> int:
         """SIGTERM, and the exit code."""
         if self.process.poll() is None:
