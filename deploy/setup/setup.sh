@@ -55,9 +55,5 @@ install_torch
 say "Installing Baton and what it needs"
 pip_install -e "$target" || explain "the packages"
 
-if [ "$kind" = run ]; then
-    say "Taking a model"
-    "$venv/bin/baton" pull
-fi
 printf '%s' "$wanted" >"$stamp"
 say "Set up."

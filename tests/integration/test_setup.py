@@ -61,12 +61,12 @@ def setup(clone: Path, kind: str = "run", **environ: str) -> subprocess.Complete
 
 
 def fake_environment(clone: Path) -> Path:
-    """An environment whose pip and baton do nothing, but note that they were called."""
+    """An environment whose pip does nothing, but notes that it was called."""
     binaries = clone / ".venv" / "bin"
     binaries.mkdir(parents=True)
     notes = clone / "notes"
     program(binaries, "python", f'case "$*" in *"pip install"*) echo pip "$@" >>"{notes}";; esac')
-    program(binaries, "baton", f'echo baton "$@" >>"{notes}"')
+    program(binaries, "baton", "exit 0")
     return notes
 
 
@@ -76,7 +76,6 @@ def test_the_second_time_does_nothing_and_a_change_does_it_again(clone: Path) ->
     assert first.returncode == 0, first.stderr
     said = notes.read_text()
     assert "-e ." in said
-    assert "baton pull" in said
     again = setup(clone)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
     assert notes.read_text() == said
@@ -110,8 +109,10 @@ def test_a_moved_folder_is_set_up_again(clone: Path) -> None:
 
 def test_an_interrupted_set_up_is_not_taken_for_done(clone: Path) -> None:
     fake_environment(clone)
-    program(clone / ".venv" / "bin", "baton", "exit 1")
-    assert setup(clone).returncode != 0
+    python = (clone / ".venv" / "bin" / "python").read_text()
+    program(clone / ".venv" / "bin", "python", 'case "$*" in *"pip install"*) exit 1;; esac')
+    assert setup(clone).returncode == 1
+    (clone / ".venv" / "bin" / "python").write_text(python)
     assert "Setting up" in setup(clone).stdout
 
 
