@@ -2,63 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 Worker = tuple[str, int]  # id, epoch
 
 
 class PrefixIndex:
-    """Hash -> workers that hold the block. Hashes are chained, so a hit on block n implies all before it.
+    """Hash -> workers that hold the block, as a bit mask: a lookup costs the same for one worker or for 64.
 
     The index is a hint: a worker decides what it really holds when it admits.
     """
 
     def __init__(self) -> None:
-        self._holders: dict[int, set[Worker]] = {}
+        self._holders: dict[int, int] = {}  # hash -> mask, never 0
         self._blocks: dict[Worker, set[int]] = {}
+        self._bits: dict[Worker, int] = {}  # worker -> mask of its one bit
+        self._workers: list[Worker] = []  # by bit number; a freed number keeps its last worker's name
+        self._free: list[int] = []
+        self._size = 0
 
     def __len__(self) -> int:
-        return sum(len(blocks) for blocks in self._blocks.values())
+        """Entries: a block that two workers hold counts twice."""
+        return self._size
 
     def store(self, worker: Worker, hashes: Iterable[int]) -> None:
-        mine = self._blocks.setdefault(worker, set())
+        """`worker` holds these blocks now. What it held before stays."""
+        bit = self._bits.get(worker) or self._admit(worker)
+        mine, holders = self._blocks[worker], self._holders
+        before = len(mine)
         for value in hashes:
             mine.add(value)
-            self._holders.setdefault(value, set()).add(worker)
+            holders[value] = holders.get(value, 0) | bit
+        self._size += len(mine) - before
 
     def remove(self, worker: Worker, hashes: Iterable[int]) -> None:
-        mine = self._blocks.get(worker)
-        if mine is None:
+        """`worker` no longer holds these blocks; those it never held are ignored."""
+        bit = self._bits.get(worker)
+        if bit is None:
             return
+        mine = self._blocks[worker]
         for value in hashes:
-            mine.discard(value)
-            self._let_go(worker, value)
+            if value in mine:
+                mine.remove(value)
+                self._size -= 1
+                self._let_go(bit, value)
 
     def drop(self, worker: Worker) -> None:
-        """Forgets all that a worker holds."""
-        for value in self._blocks.pop(worker, ()):
-            self._let_go(worker, value)
+        """Forgets all that a worker holds, and the worker."""
+        bit = self._bits.pop(worker, None)
+        if bit is None:
+            return
+        mine = self._blocks.pop(worker)
+        self._size -= len(mine)
+        for value in mine:
+            self._let_go(bit, value)
+        self._free.append(bit.bit_length() - 1)
 
     def hits(self, hashes: Sequence[int]) -> dict[Worker, int]:
         """Leading blocks of the chain that each worker holds; workers with none are left out."""
         found: dict[Worker, int] = {}
-        left: set[Worker] | None = None
+        holders_of = self._holders.get
+        left = -1  # all bits
         for depth, value in enumerate(hashes):
-            holders = self._holders.get(value)
-            still = set() if holders is None else holders if left is None else left & holders
-            if left is not None:
-                for worker in left - still:
-                    found[worker] = depth
-            left = set(still)
-            if not left:
-                break
-        for worker in left or ():
-            found[worker] = len(hashes)
+            still = left & holders_of(value, 0)
+            if still != left:
+                if depth:
+                    for worker in self._named(left ^ still):
+                        found[worker] = depth
+                if not still:
+                    return found
+                left = still
+        if hashes:
+            for worker in self._named(left):
+                found[worker] = len(hashes)
         return found
 
-    def _let_go(self, worker: Worker, value: int) -> None:
-        holders = self._holders.get(value)
-        if holders is not None:
-            holders.discard(worker)
-            if not holders:
-                del self._holders[value]
+    def _admit(self, worker: Worker) -> int:
+        if self._free:
+            number = self._free.pop()
+            self._workers[number] = worker
+        else:
+            number = len(self._workers)
+            self._workers.append(worker)
+        self._blocks[worker] = set()
+        self._bits[worker] = 1 << number
+        return 1 << number
+
+    def _let_go(self, bit: int, value: int) -> None:
+        left = self._holders[value] & ~bit
+        if left:
+            self._holders[value] = left
+        else:
+            del self._holders[value]
+
+    def _named(self, mask: int) -> Iterator[Worker]:
+        while mask:
+            lowest = mask & -mask
+            yield self._workers[lowest.bit_length() - 1]
+            mask ^= lowest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.placement import score
 from baton.placement.index import PrefixIndex
-from baton.placement.score import Ask
-from baton.placement.view import Assignment, ClusterView, Key, WorkerView
+from baton.placement.score import Ask, Filter, Scorer
+from baton.placement.view import UNACKNOWLEDGED_S, UNOFFERED_S, Assignment, ClusterView, Key, WorkerView
 from baton.protocol.base import unpack_hashes
 from baton.protocol.liveness import Role
 from baton.protocol.placing import Place, Placement, Target
@@ -21,36 +21,39 @@ class Placer:
         self._local = local_prefill_tokens
 
     def place(self, place: Place, now: float) -> Placement | None:
-        """A placement, booked on its workers; None while no worker has room."""
+        """A placement, booked on its workers; None while no worker has room.
+
+        Raises:
+            msgspec.ValidationError: the hashes are not whole.
+        """
         ask = Ask(
             tokens=place.tokens,
-            max_new_tokens=place.max_new_tokens,
             fingerprint=place.fingerprint,
             hits=self._index.hits(unpack_hashes(place.hashes).tolist()),
             avoid=frozenset((worker, epoch) for worker, epoch in place.avoid),
         )
         key = (place.request, place.attempt)
         self._view.placed(key)  # asked again: not booked twice
-        decode_views, prefill_views = self._view.ready(Role.DECODE), self._view.ready(Role.PREFILL)
+        decoders, prefillers = self._view.ready(Role.DECODE), self._view.ready(Role.PREFILL)
         # A role that has no worker left is served by the other one.
-        decode, why = score.pick(ask, decode_views or prefill_views, score.DECODE_FILTERS, score.DECODE)
-        if decode is None and ask.avoid:  # all others were tried: rather one of those again than none
-            ask.avoid = frozenset()
-            decode, why = score.pick(ask, decode_views or prefill_views, score.DECODE_FILTERS, score.DECODE)
+        decode, why = _pick(ask, decoders or prefillers, score.DECODE_FILTERS, score.DECODE)
         if decode is None:
             return None
-        if not decode_views or self._cheap(ask, decode):
-            self._book(decode, key, ask.tokens - ask.hit_tokens(decode), ask.blocks(decode), now)
-            return self._answer(ask, decode, None, f"decode and prefill on {why}")
-        prefill, why_prefill = score.pick(ask, prefill_views, score.PREFILL_FILTERS, score.PREFILL)
+        if place.moving:
+            self._book(decode, key, ask, now, compute=0, offered=True)
+            return _answer(ask, decode, None, f"moves to {why}")
+        # A prefill worker where this request failed is no better than none: decode can do it alone.
+        prefillers = [view for view in prefillers if view.key not in ask.avoid]
+        if not decoders or not prefillers or self._cheap(ask, decode):
+            self._book(decode, key, ask, now, compute=ask.tokens - ask.hit_tokens(decode))
+            return _answer(ask, decode, None, f"decode and prefill on {why}")
+        prefill, why_prefill = score.pick(ask, prefillers, score.PREFILL_FILTERS, score.PREFILL)
         if prefill is None:
-            if prefill_views:
-                return None
-            self._book(decode, key, ask.tokens - ask.hit_tokens(decode), ask.blocks(decode), now)
-            return self._answer(ask, decode, None, f"no prefill worker is left; both on {why}")
-        self._book(decode, key, 0, ask.blocks(decode), now)
-        self._book(prefill, key, ask.tokens - ask.hit_tokens(prefill), ask.blocks(prefill), now)
-        return self._answer(ask, decode, prefill, f"prefill on {why_prefill}; decode on {why}")
+            return None
+        self._book(decode, key, ask, now, compute=0, offered=True)
+        compute = ask.tokens - ask.hit_tokens(prefill)
+        self._book(prefill, key, ask, now, compute=compute, decodes=False)
+        return _answer(ask, decode, prefill, f"prefill on {why_prefill}; decode on {why}")
 
     def too_large(self, place: Place) -> int | None:
         """Tokens that the largest pool holds, if `place` needs more; None if it fits somewhere."""
@@ -61,17 +64,40 @@ class Placer:
     def _cheap(self, ask: Ask, decode: WorkerView) -> bool:
         return self._local > 0 and ask.tokens - ask.hit_tokens(decode) <= self._local
 
-    def _book(self, view: WorkerView, key: Key, compute: int, blocks: int, now: float) -> None:
-        self._view.assign(view, key, Assignment(compute_tokens=compute, blocks=blocks, at=now))
+    def _book(
+        self,
+        view: WorkerView,
+        key: Key,
+        ask: Ask,
+        now: float,
+        *,
+        compute: int,
+        offered: bool = False,
+        decodes: bool = True,
+    ) -> None:
+        expires = now + (UNOFFERED_S if offered else UNACKNOWLEDGED_S)
+        self._view.assign(view, key, Assignment(compute, ask.blocks(view), expires, decodes))
 
-    def _answer(self, ask: Ask, decode: WorkerView, prefill: WorkerView | None, why: str) -> Placement:
-        return Placement(
-            decode=_target(decode),
-            prefill=_target(prefill) if prefill is not None else None,
-            prefill_hit_tokens=ask.hit_tokens(prefill) if prefill is not None else 0,
-            decode_hit_tokens=ask.hit_tokens(decode),
-            why=why,
-        )
+
+def _pick(
+    ask: Ask, views: list[WorkerView], filters: tuple[Filter, ...], scorers: tuple[Scorer, ...]
+) -> tuple[WorkerView | None, str]:
+    """As `score.pick`; when all others were tried or are full: rather one of those avoided than none."""
+    chosen, why = score.pick(ask, views, filters, scorers)
+    if chosen is None and ask.avoid:
+        anyone = Ask(ask.tokens, ask.fingerprint, ask.hits, frozenset())
+        chosen, why = score.pick(anyone, views, filters, scorers)
+    return chosen, why
+
+
+def _answer(ask: Ask, decode: WorkerView, prefill: WorkerView | None, why: str) -> Placement:
+    return Placement(
+        decode=_target(decode),
+        prefill=_target(prefill) if prefill is not None else None,
+        prefill_hit_tokens=ask.hit_tokens(prefill) if prefill is not None else 0,
+        decode_hit_tokens=ask.hit_tokens(decode),
+        why=why,
+    )
 
 
 def _target(view: WorkerView) -> Target:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from baton.placement.view import Key
@@ -16,73 +14,90 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Waiting(Generic[T]):
-    """One placement that waits. `reply` is the caller's; asked again, the newest one counts."""
+    """One placement that waits. `reply` is the caller's; asked again, the newest `Place` and reply count."""
 
     place: Place
     since: float
     deadline: float
     reply: T
-    gone: bool = field(default=False)
 
 
 class AdmissionQueue(Generic[T]):
     """Bounded. Higher classes first, older first within a class; a deadline is never overrun in silence.
 
-    Head of line: when the first cannot be placed, later ones of its class are still tried, so that a
-    request too big for now does not hold up small ones; `patience` failed tries end a round.
+    When the first cannot be placed, later ones are still tried, so that a request too big for now does not
+    hold up small ones; `patience` failed tries end a round, so that a round stays cheap however many wait.
     """
 
     def __init__(self, limit: int, *, patience: int = 32) -> None:
         self._limit = limit
         self._patience = patience
-        self._heap: list[tuple[int, int, Waiting[T]]] = []
-        self._by_key: dict[Key, Waiting[T]] = {}
-        self._order = itertools.count()
+        self._classes: dict[int, dict[Key, Waiting[T]]] = {}  # by priority, each in order of arrival
+        self._class_of: dict[Key, int] = {}
+        self._earliest = float("inf")  # no deadline is before this
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._class_of)
 
     def put(self, place: Place, reply: T, now: float) -> bool:
-        """Queues a placement, or takes the newer reply of one that waits; False when the queue is full."""
+        """Queues a placement, or takes the newer word of one that waits; False when the queue is full."""
         key = (place.request, place.attempt)
-        known = self._by_key.get(key)
-        if known is not None:
-            known.reply, known.deadline = reply, now + place.deadline_ms / 1000
-            return True
-        if len(self._by_key) >= self._limit:
+        deadline = now + place.deadline_ms / 1000
+        priority = self._class_of.get(key)
+        if priority is not None:
+            known = self._classes[priority][key]
+            known.place, known.reply, known.deadline = place, reply, deadline
+        elif len(self._class_of) >= self._limit:
             return False
-        entry = Waiting(place, now, now + place.deadline_ms / 1000, reply)
-        self._by_key[key] = entry
-        heapq.heappush(self._heap, (-place.priority, next(self._order), entry))
+        else:
+            self._class_of[key] = place.priority
+            waiting = self._classes.setdefault(place.priority, {})
+            waiting[key] = Waiting(place, now, deadline, reply)
+        self._earliest = min(self._earliest, deadline)
         return True
 
-    def remove(self, key: Key) -> None:
-        entry = self._by_key.pop(key, None)
-        if entry is not None:
-            entry.gone = True
+    def remove(self, key: Key) -> Waiting[T] | None:
+        """Takes one out, if it waits."""
+        priority = self._class_of.pop(key, None)
+        if priority is None:
+            return None
+        waiting = self._classes[priority]
+        entry = waiting.pop(key)
+        if not waiting:
+            del self._classes[priority]
+        return entry
 
-    def drain(
-        self, now: float, attempt: Callable[[Waiting[T]], Placement | None]
-    ) -> tuple[list[tuple[Waiting[T], Placement]], list[Waiting[T]]]:
-        """Tries to place what waits: (placed, expired)."""
-        placed: list[tuple[Waiting[T], Placement]] = []
-        expired: list[Waiting[T]] = []
-        kept: list[tuple[int, int, Waiting[T]]] = []
+    def expired(self, now: float) -> list[Waiting[T]]:
+        """Takes out those whose deadline has come, wherever they stand."""
+        if now < self._earliest:
+            return []
+        late = [key for key, entry in self._all() if entry.deadline <= now]
+        taken = [entry for key in late if (entry := self.remove(key)) is not None]
+        self._earliest = min((entry.deadline for _, entry in self._all()), default=float("inf"))
+        return taken
+
+    def drain(self, attempt: Callable[[Waiting[T]], Placement | None]) -> list[tuple[Waiting[T], Placement]]:
+        """Tries to place what waits, in order; takes out and returns what could be."""
+        placed: list[tuple[Key, Waiting[T], Placement]] = []
         failures = 0
-        while self._heap and failures < self._patience:
-            item = heapq.heappop(self._heap)
-            entry = item[2]
-            if entry.gone:
-                continue
-            if now >= entry.deadline:
-                expired.append(entry)
-            elif (answer := attempt(entry)) is not None:
-                placed.append((entry, answer))
-            else:
-                failures += 1
-                kept.append(item)
-                continue
-            self._by_key.pop((entry.place.request, entry.place.attempt), None)
-        for item in kept:
-            heapq.heappush(self._heap, item)
-        return placed, expired
+        for key, entry in self._all():
+            answer = attempt(entry)
+            if answer is not None:
+                placed.append((key, entry, answer))
+            elif (failures := failures + 1) >= self._patience:
+                break
+        for key, _, _ in placed:
+            self.remove(key)
+        return [(entry, answer) for _, entry, answer in placed]
+
+    def clear(self) -> list[Waiting[T]]:
+        """Takes out all."""
+        taken = [entry for _, entry in self._all()]
+        self._classes.clear()
+        self._class_of.clear()
+        self._earliest = float("inf")
+        return taken
+
+    def _all(self) -> Iterator[tuple[Key, Waiting[T]]]:
+        for priority in sorted(self._classes, reverse=True):
+            yield from self._classes[priority].items()

@@ -1,4 +1,7 @@
-"""Filters and scorers: each one tiny, each in plain words. A score is a cost in tokens; the lowest wins."""
+"""Filters and scorers: each one tiny, each in plain words. A score is a cost in tokens; the lowest wins.
+
+Each takes what is asked, a worker, and how many prompt tokens need no computing there.
+"""
 
 from __future__ import annotations
 
@@ -23,75 +26,71 @@ class Ask:
     """What a placement needs."""
 
     tokens: int
-    max_new_tokens: int
     fingerprint: str
     hits: dict[Worker, int]  # leading blocks held, by worker
     avoid: frozenset[Worker]
 
     def hit_tokens(self, view: WorkerView) -> int:
         """Prompt tokens that need no computing there; at least the last one always does."""
-        return max(0, min(self.hits.get(view.key, 0) * view.block_size, self.tokens - 1))
+        blocks = self.hits.get(view.key)
+        return min(blocks * view.block_size, self.tokens - 1) if blocks else 0
 
     def blocks(self, view: WorkerView) -> int:
         """Blocks for all known tokens and the next one."""
         return -(-(self.tokens + 1) // view.block_size)
 
 
-def same_fingerprint(ask: Ask, view: WorkerView) -> bool:
+def same_fingerprint(ask: Ask, view: WorkerView, hit: int) -> bool:
     return view.fingerprint == ask.fingerprint
 
 
-def not_avoided(ask: Ask, view: WorkerView) -> bool:
+def not_avoided(ask: Ask, view: WorkerView, hit: int) -> bool:
     return view.key not in ask.avoid
 
 
-def has_room(ask: Ask, view: WorkerView) -> bool:
+def has_room(ask: Ask, view: WorkerView, hit: int) -> bool:
     """Free blocks for what is not there yet; cached blocks of others count as free."""
-    return view.blocks_free >= ask.blocks(view) - ask.hit_tokens(view) // view.block_size
+    return view.blocks_free >= ask.blocks(view) - hit // view.block_size
 
 
-def has_slot(ask: Ask, view: WorkerView) -> bool:
+def has_slot(ask: Ask, view: WorkerView, hit: int) -> bool:
     """A place in its steps: it decodes no more sequences than fit in one."""
-    info = view.beat.worker
-    return info is None or not info.max_sequences or view.sequences < info.max_sequences
+    return not view.max_sequences or view.sequences < view.max_sequences
 
 
-def short_queue(ask: Ask, view: WorkerView) -> bool:
+def short_queue(ask: Ask, view: WorkerView, hit: int) -> bool:
     """Little enough to prefill ahead; else the request waits here, where it can still go elsewhere."""
-    info = view.beat.worker
-    if info is None or not info.max_batch_tokens:
-        return True
-    return view.queued_tokens < QUEUE_STEPS * info.max_batch_tokens
+    return not view.max_batch_tokens or view.queued_tokens < QUEUE_STEPS * view.max_batch_tokens
 
 
-def queued(ask: Ask, view: WorkerView) -> float:
+def queued(ask: Ask, view: WorkerView, hit: int) -> float:
     """Tokens to prefill ahead of it."""
     return view.queued_tokens
 
 
-def uncached(ask: Ask, view: WorkerView) -> float:
+def uncached(ask: Ask, view: WorkerView, hit: int) -> float:
     """Tokens to prefill for it."""
-    return ask.tokens - ask.hit_tokens(view)
+    return ask.tokens - hit
 
 
-def pulled(ask: Ask, view: WorkerView) -> float:
+def pulled(ask: Ask, view: WorkerView, hit: int) -> float:
     """Tokens whose KV must come from elsewhere."""
-    return PULL_SHARE * (ask.tokens - ask.hit_tokens(view))
+    return PULL_SHARE * (ask.tokens - hit)
 
 
-def neighbours(ask: Ask, view: WorkerView) -> float:
+def neighbours(ask: Ask, view: WorkerView, hit: int) -> float:
     """Sequences that share its steps."""
     return SEQUENCE_TOKENS * view.sequences
 
 
-def pressure(ask: Ask, view: WorkerView) -> float:
+def pressure(ask: Ask, view: WorkerView, hit: int) -> float:
     """Grows when free blocks get scarce, so that none is pre-empted while another worker has room."""
-    after = (view.blocks_free - ask.blocks(view)) / max(1, view.blocks_total)
+    after = (view.blocks_free - ask.blocks(view)) / (view.blocks_total or 1)
     return 0.0 if after >= TIGHT else (TIGHT - after) / TIGHT * 4 * SEQUENCE_TOKENS
 
 
-Filter = Callable[[Ask, WorkerView], bool]
-Scorer = Callable[[Ask, WorkerView], float]
+Filter = Callable[[Ask, WorkerView, int], bool]
+Scorer = Callable[[Ask, WorkerView, int], float]
 
 FITS: tuple[Filter, ...] = (same_fingerprint, not_avoided, has_room)
 PREFILL_FILTERS = (*FITS, short_queue)
@@ -103,12 +102,28 @@ DECODE: tuple[Scorer, ...] = (queued, neighbours, pulled, pressure)
 def pick(
     ask: Ask, views: list[WorkerView], filters: tuple[Filter, ...], scorers: tuple[Scorer, ...]
 ) -> tuple[WorkerView | None, str]:
-    """The cheapest worker that passes the filters, and why, in one line. Ties go to the fewest sequences."""
-    left = [view for view in views if all(passes(ask, view) for passes in filters)]
-    if not left:
+    """The cheapest worker that passes the filters, and why, in one line.
+
+    Among equals: the fewest sequences, then the one chosen longest ago.
+    """
+    best: WorkerView | None = None
+    best_rank: tuple[float, int, int] = (0.0, 0, 0)
+    left = 0
+    for view in views:
+        hit = ask.hit_tokens(view)
+        for passes in filters:
+            if not passes(ask, view, hit):
+                break
+        else:
+            left += 1
+            cost = 0.0
+            for scorer in scorers:
+                cost += scorer(ask, view, hit)
+            rank = (cost, view.sequences, view.turn)
+            if best is None or rank < best_rank:
+                best, best_rank = view, rank
+    if best is None:
         return None, "none has room"
-    costs = {view.beat.id: [scorer(ask, view) for scorer in scorers] for view in left}
-    best = min(left, key=lambda view: (sum(costs[view.beat.id]), view.sequences, view.beat.id))
-    parts = zip(scorers, costs[best.beat.id], strict=True)
-    detail = ", ".join(f"{scorer.__name__} {cost:.0f}" for scorer, cost in parts)
-    return best, f"{best.beat.id} of {len(left)} ({detail})"
+    hit = ask.hit_tokens(best)
+    detail = ", ".join(f"{scorer.__name__} {scorer(ask, best, hit):.0f}" for scorer in scorers)
+    return best, f"{best.beat.id} of {left} ({detail})"

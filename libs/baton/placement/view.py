@@ -2,65 +2,113 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import itertools
+
+import msgspec
 
 from baton.placement.index import Worker
 from baton.protocol.liveness import Heartbeat, Load, Role, State
 
-# An assignment that no heartbeat has acknowledged by then never arrived.
+# What is run at once and that no heartbeat has acknowledged by then never arrived.
 UNACKNOWLEDGED_S = 5.0
+# A sequence that is handed over arrives only once its prompt is being read elsewhere.
+UNOFFERED_S = 60.0
 
 Key = tuple[str, int]  # request, attempt
 
 
-@dataclass(slots=True)
-class Assignment:
+class Assignment(msgspec.Struct):
     """A placement's weight on one worker, until its heartbeat shows it."""
 
     compute_tokens: int  # tokens to prefill there
     blocks: int  # KV blocks it will hold
-    at: float
+    expires: float  # when it counts as never arrived
+    decodes: bool = True  # it stays there until the request ends
 
 
-@dataclass(slots=True)
 class WorkerView:
-    """One live worker. Its load is its last heartbeat's plus the assignments that one did not know yet."""
+    """One live worker. Its load is its last heartbeat's plus the assignments that one did not know yet.
 
-    beat: Heartbeat
-    assigned: dict[Key, Assignment] = field(default_factory=dict)
+    The sums are kept, not made when read: a placement reads them of every worker.
+    """
+
+    __slots__ = (
+        "_taken",
+        "assigned",
+        "beat",
+        "block_size",
+        "blocks_free",
+        "blocks_total",
+        "excluded_until",
+        "fingerprint",
+        "key",
+        "max_batch_tokens",
+        "max_sequences",
+        "queued_tokens",
+        "sequences",
+        "turn",
+    )
+
+    def __init__(self, beat: Heartbeat) -> None:
+        self.key: Worker = (beat.id, beat.epoch)
+        self.assigned: dict[Key, Assignment] = {}
+        self._taken: dict[Key, Assignment] = {}  # acknowledged and not over, as far as known
+        self.excluded_until = -1  # the heartbeat that lets it back in
+        self.turn = 0  # when it was last chosen: among equals the one longest ago goes first
+        self.heard(beat)
+
+    def heard(self, beat: Heartbeat) -> None:
+        """Takes a newer heartbeat of the same epoch."""
+        self.beat = beat
+        info, load = beat.worker, beat.load or Load()
+        self.fingerprint = info.fingerprint if info else ""
+        self.block_size = info.geometry.block_size if info else 1
+        self.blocks_total = info.num_blocks if info else 0
+        self.max_sequences = info.max_sequences if info else 0
+        self.max_batch_tokens = info.max_batch_tokens if info else 0
+        for request, attempt in load.placements:
+            entry = self.assigned.pop((request, attempt), None)
+            if entry is not None and entry.decodes:
+                self._taken[request, attempt] = entry
+        alive = load.running + load.waiting
+        while len(self._taken) > alive:  # those whose end nobody told
+            del self._taken[next(iter(self._taken))]
+        self.sequences = alive
+        self.queued_tokens = load.waiting_tokens
+        self.blocks_free = self.blocks_total - load.blocks_used
+        for entry in self.assigned.values():
+            self._weigh(entry, 1)
 
     @property
-    def key(self) -> Worker:
-        return (self.beat.id, self.beat.epoch)
+    def usable(self) -> bool:
+        """Whether it takes new work."""
+        beat = self.beat
+        return beat.state is State.READY and beat.worker is not None and beat.seq >= self.excluded_until
 
-    @property
-    def load(self) -> Load:
-        return self.beat.load or Load()
+    def assign(self, key: Key, assignment: Assignment) -> None:
+        self.over(key)
+        self.assigned[key] = assignment
+        self._weigh(assignment, 1)
 
-    @property
-    def sequences(self) -> int:
-        return self.load.running + self.load.waiting + len(self.assigned)
+    def over(self, key: Key) -> None:
+        """A placement has ended. What the last heartbeat still counts of it is free from now on."""
+        entry = self.assigned.pop(key, None)
+        if entry is not None:
+            self._weigh(entry, -1)
+            return
+        entry = self._taken.pop(key, None)
+        if entry is not None:
+            self.sequences -= 1
+            self.blocks_free = min(self.blocks_total, self.blocks_free + entry.blocks)
 
-    @property
-    def queued_tokens(self) -> int:
-        return self.load.waiting_tokens + sum(entry.compute_tokens for entry in self.assigned.values())
+    def expire(self, now: float) -> None:
+        for key in [key for key, entry in self.assigned.items() if now >= entry.expires]:
+            self._weigh(self.assigned.pop(key), -1)
 
-    @property
-    def blocks_total(self) -> int:
-        return self.beat.worker.num_blocks if self.beat.worker else 0
-
-    @property
-    def blocks_free(self) -> int:
-        held = self.load.blocks_used + sum(entry.blocks for entry in self.assigned.values())
-        return self.blocks_total - held
-
-    @property
-    def block_size(self) -> int:
-        return self.beat.worker.geometry.block_size if self.beat.worker else 1
-
-    @property
-    def fingerprint(self) -> str:
-        return self.beat.worker.fingerprint if self.beat.worker else ""
+    def _weigh(self, entry: Assignment, sign: int) -> None:
+        self.sequences += sign
+        self.queued_tokens += sign * entry.compute_tokens
+        self.blocks_free -= sign * entry.blocks
 
 
 class ClusterView:
@@ -71,40 +119,54 @@ class ClusterView:
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerView] = {}
+        self._turns = itertools.count(1)
 
     def heard(self, beat: Heartbeat) -> None:
         """Takes a worker's heartbeat; a newer epoch starts empty."""
         view = self.workers.get(beat.id)
         if view is None or view.beat.epoch != beat.epoch:
             self.workers[beat.id] = WorkerView(beat)
-            return
-        view.beat = beat
-        for request, attempt in beat.load.placements if beat.load else ():
-            view.assigned.pop((request, attempt), None)
+        else:
+            view.heard(beat)
 
     def left(self, worker: str, epoch: int) -> None:
         view = self.workers.get(worker)
         if view is not None and view.beat.epoch == epoch:
             del self.workers[worker]
 
+    def exclude(self, worker: str, epoch: int) -> None:
+        """A call to it failed: nothing goes there until a heartbeat sent after now.
+
+        The next one may be on its way already, so it takes the one after.
+        """
+        view = self.workers.get(worker)
+        if view is not None and view.beat.epoch == epoch:
+            view.excluded_until = view.beat.seq + 2
+
     def ready(self, role: Role) -> list[WorkerView]:
         """Workers of a role that take new work."""
-        return [
-            view
-            for view in self.workers.values()
-            if view.beat.role is role and view.beat.state is State.READY and view.beat.worker is not None
-        ]
+        return [view for view in self.workers.values() if view.beat.role is role and view.usable]
+
+    @property
+    def expected(self) -> bool:
+        """Whether a worker is there, or will be soon."""
+        return any(view.beat.state is not State.UNHEALTHY for view in self.workers.values())
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether assignments wait for an acknowledgement."""
+        return any(view.assigned for view in self.workers.values())
 
     def assign(self, view: WorkerView, key: Key, assignment: Assignment) -> None:
-        view.assigned[key] = assignment
+        view.assign(key, assignment)
+        view.turn = next(self._turns)
 
     def placed(self, key: Key) -> None:
         """A placement is over."""
         for view in self.workers.values():
-            view.assigned.pop(key, None)
+            view.over(key)
 
     def expire(self, now: float) -> None:
         for view in self.workers.values():
-            late = [key for key, entry in view.assigned.items() if now - entry.at > UNACKNOWLEDGED_S]
-            for key in late:
-                del view.assigned[key]
+            if view.assigned:
+                view.expire(now)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
+
+import msgspec
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.placement.index import PrefixIndex, Worker
@@ -17,9 +20,14 @@ log = get_logger(__name__)
 
 PIECE_TIMEOUT_S = 2.0
 RETRY_S = 0.5
-BUFFERED_EVENTS = 4_096
+BUFFERED_EVENTS = 4_096  # kept while a snapshot is on its way; with older ones lost, the gap brings another
+MOST_BLOCKS = 16_777_216  # of one worker: a pool of 16 Mi blocks
 
 _codec = Codec(KvSnapshotPiece)
+
+
+class _BadSnapshot(Exception):
+    """Pieces that do not belong together: another router's snapshot came in between, or nonsense."""
 
 
 @dataclass(slots=True)
@@ -28,9 +36,10 @@ class _Source:
 
     subject: str
     number: int = 0
+    claimed: int = 0  # the number that its last heartbeat told
     filled: bool = False
     loading: bool = False
-    buffered: list[KvEvents] = field(default_factory=list)
+    buffered: deque[KvEvents] = field(default_factory=lambda: deque(maxlen=BUFFERED_EVENTS))
 
 
 class IndexFeed:
@@ -48,12 +57,15 @@ class IndexFeed:
         return all(source.filled for source in self._sources.values())
 
     def heard(self, beat: Heartbeat) -> None:
-        """A worker's heartbeat: a new one is loaded, and one whose events we missed is loaded again."""
+        """A worker's heartbeat: a new one is loaded, and one whose events we missed is loaded again.
+
+        Events that this heartbeat tells of may still wait in our inbox; those of the one before do not.
+        """
         key = (beat.id, beat.epoch)
         source = self._sources.setdefault(key, _Source(beat.subject))
-        sent = beat.load.kv_event if beat.load else 0
-        if not source.filled or sent > source.number:
+        if not source.filled or source.number < source.claimed:
             self._load(key, source)
+        source.claimed = beat.load.kv_event if beat.load else 0
 
     def left(self, worker: Worker) -> None:
         self._sources.pop(worker, None)
@@ -65,15 +77,21 @@ class IndexFeed:
         source = self._sources.get(key)
         if source is None or (source.filled and event.number <= source.number):
             return
-        if source.loading or event.number != source.number + 1:
-            source.buffered = [*source.buffered[-BUFFERED_EVENTS:], event]
+        if source.loading or not source.filled or event.number != source.number + 1:
+            source.buffered.append(event)
             self._load(key, source)
             return
         self._apply(key, source, event)
 
     def _apply(self, key: Worker, source: _Source, event: KvEvents) -> None:
-        self._index.remove(key, unpack_hashes(event.removed).tolist())
-        self._index.store(key, unpack_hashes(event.stored).tolist())
+        try:
+            removed, stored = unpack_hashes(event.removed), unpack_hashes(event.stored)
+        except msgspec.ValidationError as error:
+            log.warning("KV event %d of %s: %s", event.number, key[0], error)
+            self._load(key, source)
+            return
+        self._index.remove(key, removed.tolist())
+        self._index.store(key, stored.tolist())
         source.number = event.number
 
     def _load(self, key: Worker, source: _Source) -> None:
@@ -85,29 +103,44 @@ class IndexFeed:
         """Loads all hashes of a worker, then applies what came meanwhile."""
         while self._sources.get(key) is source:
             try:
-                number, hashes = await self._pieces(source.subject)
-            except (BusDown, CallTimeout, CallRejected, NoResponder) as error:
+                number, pieces = await self._pieces(key, source.subject)
+            except (BusDown, CallTimeout, CallRejected, NoResponder, _BadSnapshot) as error:
                 log.debug("snapshot of %s: %r", key[0], error)
                 await asyncio.sleep(RETRY_S)
                 continue
             if self._sources.get(key) is not source:
                 return
             self._index.drop(key)
-            self._index.store(key, hashes)
+            for hashes in pieces:
+                self._index.store(key, hashes)
+                await asyncio.sleep(0)
+                if self._sources.get(key) is not source:
+                    self._index.drop(key)
+                    return
             source.number, source.filled, source.loading = number, True, False
-            waiting, source.buffered = source.buffered, []
+            waiting = list(source.buffered)
+            source.buffered.clear()
             for event in waiting:
                 self.event(event)
             return
 
-    async def _pieces(self, subject: str) -> tuple[int, list[int]]:
-        hashes: list[int] = []
-        cursor = 0
+    async def _pieces(self, key: Worker, subject: str) -> tuple[int, list[list[int]]]:
+        pieces: list[list[int]] = []
+        number = cursor = total = 0
         while True:
-            piece = await self._bus.call(
+            piece: KvSnapshotPiece = await self._bus.call(
                 subject, KvSnapshot(cursor=cursor), _codec, timeout_s=PIECE_TIMEOUT_S
             )
-            hashes += unpack_hashes(piece.hashes).tolist()
+            if piece.epoch != key[1] or (pieces and piece.number != number):
+                raise _BadSnapshot(f"a piece of event {piece.number} of epoch {piece.epoch}")
+            try:
+                hashes = unpack_hashes(piece.hashes).tolist()
+            except msgspec.ValidationError as error:
+                raise _BadSnapshot(str(error)) from error
+            number, total = piece.number, total + len(hashes)
+            pieces.append(hashes)
             if not piece.cursor:
-                return piece.number, hashes
+                return number, pieces
+            if piece.cursor <= cursor or total > MOST_BLOCKS:
+                raise _BadSnapshot(f"cursor {piece.cursor} after {cursor}, {total} blocks")
             cursor = piece.cursor

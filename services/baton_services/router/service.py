@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from baton.bus.inbox import Delivery, Inbox
 from baton.placement.index import PrefixIndex
@@ -22,25 +23,33 @@ from baton.service.base import ServiceHost
 from baton.telemetry.metrics import RouterMetrics
 from baton_services.router.feed import IndexFeed
 
-ROUND_S = 0.1
+ROUND_S = 0.1  # while something waits
+SLOW_ROUND_S = 1.0  # while assignments may expire
 FILL_S = 2.0  # at start: how long a worker's snapshot may hold service up
 EXPECTED_BACK_S = 30.0  # a worker seen this recently may come back
+BURST = 64  # messages taken before the queue is looked at
 
 
 class RouterService:
     """Holds `Place` in its queue while all workers are full; answers every one in time."""
 
-    def __init__(self, host: ServiceHost) -> None:
+    def __init__(self, host: ServiceHost, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
         self._bus = host.bus
+        self._clock = clock
         self._view = ClusterView()
         self._index = PrefixIndex()
         settings = host.settings.router
         self._placer = Placer(self._index, self._view, local_prefill_tokens=settings.local_prefill_tokens)
         self._queue: AdmissionQueue[Delivery] = AdmissionQueue(settings.queue_limit)
         self._metrics = RouterMetrics(host.registry)
-        self._last_worker = 0.0  # when one was last alive
-        self._started = time.monotonic()
+        self._metrics.waiting.set_function(lambda: len(self._queue))
+        self._metrics.indexed_blocks.set_function(lambda: len(self._index))
+        self._placed = self._metrics.placements.labels("placed")
+        self._hope = clock()  # when a worker was last there, or this router began
+        self._started = clock()
+        self._changed = asyncio.Event()
+        self._warm = False
         self._draining = False
 
     async def start(self, group: asyncio.TaskGroup) -> None:
@@ -56,14 +65,14 @@ class RouterService:
     async def drain(self, grace_s: float) -> None:
         """Lets what waits be placed; new placements go to the standby."""
         self._draining = True
-        until = time.monotonic() + grace_s
-        while len(self._queue) and time.monotonic() < until:
+        self._changed.set()
+        until = self._clock() + grace_s
+        while len(self._queue) and self._clock() < until:
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """Answers what still waits, so that nobody waits for a router that is gone."""
-        _, rest = self._queue.drain(float("inf"), lambda _: None)
-        for waiting in rest:
+        for waiting in self._queue.clear():
             await self._refuse(waiting.reply, Code.DRAINING, "the router is stopping")
 
     async def _serve_events(self, inbox: Inbox) -> None:
@@ -72,56 +81,66 @@ class RouterService:
 
     async def _serve(self, inbox: Inbox) -> None:
         async for delivery in inbox:
-            match delivery.message:
-                case Place():
-                    await self._place(delivery)
-                case Placed(request=request, attempt=attempt):
-                    self._queue.remove((request, attempt))
-                    self._view.placed((request, attempt))
-                    await self._drain_queue()
-                case Unreachable(worker=worker, epoch=epoch):
-                    self._host.directory.exclude(worker, epoch)
-                    self._view.left(worker, epoch)
-                case Drain(grace_ms=grace_ms):
-                    await delivery.respond(Accepted())
-                    self._host.request_drain(grace_ms)
+            await self._take(delivery)
+            for _ in range(BURST):  # all that is here first: the queue is tried once for them together
+                more = inbox.get_nowait()
+                if more is None:
+                    break
+                await self._take(more)
+            await self._drain_queue()
 
-    async def _place(self, delivery: Delivery) -> None:
-        place: Place = delivery.message
-        now = time.monotonic()
+    async def _take(self, delivery: Delivery) -> None:
+        match delivery.message:
+            case Place() as place:
+                await self._place(place, delivery)
+            case Placed(request=request, attempt=attempt):
+                self._queue.remove((request, attempt))
+                self._view.placed((request, attempt))
+            case Unreachable(worker=worker, epoch=epoch):
+                self._host.directory.exclude(worker, epoch)
+                self._view.exclude(worker, epoch)
+            case Drain(grace_ms=grace_ms):
+                await delivery.respond(Accepted())
+                self._host.request_drain(grace_ms)
+
+    async def _place(self, place: Place, delivery: Delivery) -> None:
         most = self._placer.too_large(place)
-        if most is not None:
+        if len(place.hashes) % 8:
+            await self._refuse(delivery, Code.MALFORMED, "block hashes take 8 bytes each")
+        elif most is not None:
             words = f"{place.tokens} tokens do not fit: the KV pool of a worker holds {most}"
             await self._refuse(delivery, Code.CONTEXT_LENGTH, words)
-            return
-        if not self._queue.put(place, delivery, now):
-            await self._refuse(
-                delivery, Code.OVERLOADED, "too many requests wait for a worker; try again later"
-            )
-            return
-        await self._drain_queue()
+        elif not self._queue.put(place, delivery, self._clock()):
+            words = "too many requests wait for a worker; try again later"
+            await self._refuse(delivery, Code.OVERLOADED, words)
 
     async def _drain_queue(self) -> None:
-        now = time.monotonic()
-        placed, expired = self._queue.drain(now, lambda waiting: self._placer.place(waiting.place, now))
-        for waiting, placement in placed:
-            placement.queued_ms = (now - waiting.since) * 1000
-            self._metrics.placements.labels("placed").inc()
-            self._metrics.place.observe(now - waiting.since)
-            await waiting.reply.respond(placement)
-        for waiting in expired:
-            await self._refuse(waiting.reply, Code.DEADLINE, "no worker had room before the deadline")
-        if len(self._queue) and self._hopeless(now):
-            _, rest = self._queue.drain(float("inf"), _never)
-            for waiting in rest:
+        if not len(self._queue):
+            return
+        now = self._clock()
+        for waiting in self._queue.expired(now):
+            words = "no worker had room before the deadline"
+            await self._refuse(waiting.reply, Code.DEADLINE, words)
+        for waiting, placement in self._queue.drain(lambda entry: self._placer.place(entry.place, now)):
+            await self._answer(waiting, placement, now)
+        if not len(self._queue):
+            return
+        self._changed.set()  # rounds go on while something waits
+        if self._hopeless(now):
+            for waiting in self._queue.clear():
                 await self._refuse(waiting.reply, Code.NO_WORKER, "no worker of this model is running")
+
+    async def _answer(self, waiting: Waiting[Delivery], placement: Placement, now: float) -> None:
+        placement.queued_ms = (now - waiting.since) * 1000
+        self._placed.inc()
+        self._metrics.place.observe(now - waiting.since)
+        await waiting.reply.respond(placement)
 
     def _hopeless(self, now: float) -> bool:
         """No worker lives and none is expected back."""
-        if self._view.workers:
-            self._last_worker = now
-            return False
-        return now - max(self._last_worker, self._started) > EXPECTED_BACK_S
+        if self._view.expected:
+            self._hope = now
+        return now - self._hope > EXPECTED_BACK_S
 
     async def _refuse(self, delivery: Delivery, code: Code, words: str) -> None:
         self._metrics.placements.labels(code.value).inc()
@@ -133,36 +152,45 @@ class RouterService:
         if beat.role not in (Role.PREFILL, Role.DECODE):
             return
         if kind == "left":
+            self._hope = self._clock()
             self._view.left(beat.id, beat.epoch)
             self._feed.left((beat.id, beat.epoch))
-            return
-        self._view.heard(beat)
-        if beat.state in (State.READY, State.DRAINING):
-            self._feed.heard(beat)
+        else:
+            self._view.heard(beat)
+            if beat.state in (State.READY, State.DRAINING):
+                self._feed.heard(beat)
+        if self._host.beat.routable != self._routable() or len(self._queue):
+            self._changed.set()
 
     async def _rounds(self) -> None:
-        """Time-outs, what became free by itself, and whether this router can be used."""
+        """Time-outs, what became free by itself, and whether this router can be used. Rests when idle."""
         while True:
-            now = time.monotonic()
-            self._view.expire(now)
+            self._changed.clear()
+            self._view.expire(self._clock())
             await self._drain_queue()
-            self._metrics.waiting.set(len(self._queue))
-            self._metrics.indexed_blocks.set(len(self._index))
-            await self._report(now)
-            await asyncio.sleep(ROUND_S)
+            await self._report()
+            if len(self._queue) or (self._view.workers and not self._warm):
+                await asyncio.sleep(ROUND_S)
+                continue
+            try:
+                async with asyncio.timeout(SLOW_ROUND_S if self._view.outstanding else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
 
-    async def _report(self, now: float) -> None:
-        beat = self._host.beat
-        workers = self._view.ready(Role.DECODE) or self._view.ready(Role.PREFILL)
-        serving = self._feed.filled or now - self._started > FILL_S
-        state = State.READY if serving else State.STARTING
+    def _routable(self) -> bool:
+        """Whether a `Place` sent now would be answered well: from a filled index, unless that takes too long."""
+        if self._draining or not (self._view.ready(Role.DECODE) or self._view.ready(Role.PREFILL)):
+            return False
+        self._warm = self._warm or self._feed.filled or self._clock() - self._started > FILL_S
+        return self._warm
+
+    async def _report(self) -> None:
+        beat, routable = self._host.beat, self._routable()
+        ready = self._feed.filled or self._warm or beat.state is State.READY
+        state = State.READY if ready else State.STARTING
         if self._draining:
             state = State.DRAINING
-        routable = serving and bool(workers) and not self._draining
         if (beat.state, beat.routable) != (state, routable):
             beat.state, beat.routable = state, routable
             await self._host.announce()
-
-
-def _never(_: Waiting[Delivery]) -> Placement | None:
-    return None
