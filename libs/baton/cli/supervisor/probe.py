@@ -24,7 +24,7 @@ class NoAnswer(Exception):
 
 
 async def first_request(bus: Bus, url: str, *, model: str, api_key: str, words: int) -> tuple[float, Timing]:
-    """Asks the API for two tokens (one alone would need no hand-off) on a prompt of at least `words` tokens, if those are few.
+    """Asks for two tokens (one needs no hand-off) on a prompt of at least `words` tokens, if those are few.
 
     Returns the seconds until the answer and where they went, as the services say on the bus.
 
