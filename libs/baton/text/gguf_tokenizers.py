@@ -79,9 +79,13 @@ class _Vocabulary:
         self.types = types
         self.bos_id = metadata.token(PREFIX + "bos_token_id", len(tokens))
         self.eos_ids = self._eos_ids()
-        ends = {self.bos_id, *self.eos_ids}
-        for id_, kind in enumerate(types):
-            if id_ in ends and kind != PieceType.BYTE:
+        for id_ in (self.bos_id, *self.eos_ids):
+            # Converters have called these ordinary. An ordinary word as BOS or EOS stays one.
+            if (
+                id_ is not None
+                and tokens[id_].startswith(("<", "[", "_<"))
+                and tokens[id_].endswith((">", "]"))
+            ):
                 types[id_] = PieceType.CONTROL
 
     def _eos_ids(self) -> list[int]:

@@ -36,7 +36,7 @@ _NAMED_TOKENS = {
 class TextModel:
     """A model without its weights.
 
-    `max_context` is in tokens, prompt and answer together, as the model's files have it; 0 if they do not say.
+    `max_context` is in tokens, prompt and answer together, as its files have it; 0 if they do not say.
     `template` is None for a model that has none: it takes completions only.
     """
 
@@ -132,7 +132,7 @@ def _ids(value: Any, folder: Path) -> list[int]:
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """`chat_template.jinja` if there is one, else what `tokenizer_config.json` has: one, or several by name."""
+    """`chat_template.jinja` if there is one, else `tokenizer_config.json`'s: one, or several by name."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         if path.stat().st_size > 4 * MAX_TEMPLATE_CHARS:

@@ -35,47 +35,53 @@ _METHODS: dict[type, frozenset[str]] = {
 _PLAIN = (int, float, complex, bytes, range, type(None))
 
 
-class _Guard(NodeTransformer):
-    """Puts a call of the environment around the operations that need one."""
+# Filters of names that no template can write.
+_ITEMS, _CONCAT, _MEASURED = "@items", "@concat", "@measured"
 
-    def _call(self, method: str, *arguments: nodes.Expr, line: int) -> nodes.Expr:
-        target = nodes.EnvironmentAttribute(method)
-        call = nodes.Call(target, list(arguments), [], None, None)
-        call.set_lineno(line)
-        return call
+
+class _Guard(NodeTransformer):
+    """Puts a check around the operations that need one: as a filter, which compiles to a plain call."""
+
+    def _checked(self, check: str, node: nodes.Expr, *more: nodes.Expr) -> nodes.Expr:
+        checked = nodes.Filter(node, check, list(more), [], None, None)
+        checked.set_lineno(node.lineno)
+        if node.environment is not None:
+            checked.set_environment(node.environment)
+        return checked
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
-        node.iter = self._call("bounded_items", cast(nodes.Expr, node.iter), line=node.lineno)
+        node.iter = self._checked(_ITEMS, cast(nodes.Expr, node.iter))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self._call("bounded_concat", *node.nodes, line=node.lineno)
+        return self._checked(_CONCAT, *node.nodes)
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = self._call("measured", node.expr, line=node.lineno)
+        node.expr = self._checked(_MEASURED, node.expr)
         for operand in node.ops:
-            operand.expr = self._call("measured", operand.expr, line=node.lineno)
+            operand.expr = self._checked(_MEASURED, operand.expr)
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            node.node = self._call("measured", node.node, line=node.lineno)
+            node.node = self._checked(_MEASURED, node.node)
         return node
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:
         self.generic_visit(node)
-        node.node = self._call("measured", node.node, line=node.lineno)
+        node.node = self._checked(_MEASURED, node.node)
+        node.args = [self._checked(_MEASURED, argument) for argument in node.args or ()]
         return node
 
     def _visit_literal(self, node: nodes.Literal) -> nodes.Node:
         self.generic_visit(node)
         if getattr(node, "ctx", "load") != "load":
             return node  # the targets of an assignment
-        return self._call("measured", node, line=node.lineno)
+        return self._checked(_MEASURED, node)
 
     visit_List = visit_Dict = visit_Tuple = _visit_literal
 
@@ -104,7 +110,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,  # else literals are worked out while compiling, outside of any budget
             cache_size=0,
         )
-        self.filters = dict(FILTERS)
+        self.filters = {
+            **FILTERS,
+            _ITEMS: _bounded_items,
+            _CONCAT: lambda *values: self.concat(str(measured(value)) for value in values),
+            _MEASURED: measured,
+        }
         self.globals = {
             "range": _range,
             "namespace": Namespace,
@@ -128,15 +139,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         check_chars(chars)
         return "".join(written)
 
-    def bounded_items(self, iterable: Any) -> Bounded:
-        items = iterable if isinstance(iterable, list | tuple | dict | str | range) else list(iterable)
-        return Bounded(cast("Sequence[Any]", items))
-
-    def bounded_concat(self, *values: Any) -> str:
-        return self.concat(str(measured(value)) for value in values)
-
-    def measured(self, value: Any) -> Any:
-        return measured(value)
+    def wrap_str_format(self, value: Any) -> None:
+        """Jinja would hand out a safe `str.format`, but its widths are not bounded: refused like the rest."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         for kind, allowed in _METHODS.items():
@@ -161,6 +165,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator in ("*", "**"):
             _check_product(operator, left, right)
         return super().call_binop(context, operator, left, right)
+
+
+def _bounded_items(iterable: Any) -> Bounded:
+    items = iterable if isinstance(iterable, list | tuple | dict | str | range) else list(iterable)
+    return Bounded(cast("Sequence[Any]", items))
 
 
 def _check_product(operator: str, left: Any, right: Any) -> None:

@@ -13,7 +13,7 @@ from jinja2.exceptions import SecurityError
 MAX_STEPS = 2_000_000
 MAX_CPU_S = 2.0
 MAX_CHARS = 16 * 1024 * 1024  # of any one string, and of the whole output
-MAX_ITEMS = 1_000_000  # of any list or mapping, what is inside it included
+MAX_ITEMS = 250_000  # of any list or mapping, what is inside it included
 MAX_DEPTH = 64
 CHARS_A_STEP = 64  # copying this many characters counts as one step
 STEPS_A_CLOCK = 256

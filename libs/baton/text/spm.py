@@ -84,9 +84,10 @@ class SpmEncoder:
 
     def encode(self, text: str, first: bool) -> list[int]:
         """Ids. The prefix goes before every text, first or after a special token, as llama.cpp has it."""
-        text = text.replace(" ", SPACE)
         if self._remove_extra:
-            text = re.sub(f"{SPACE}+", SPACE, text).strip(SPACE)
+            text = re.sub(" +", " ", text).strip(" ")
+            text = text.rstrip(SPACE)  # at the end, one that the user wrote counts as a space
+        text = text.replace(" ", SPACE)
         if not text:
             return []
         if self._add_space_prefix:

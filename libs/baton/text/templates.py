@@ -18,7 +18,7 @@ from baton.text.sandbox import TemplateEnvironment
 from baton.text.sandbox_budget import budget
 from baton.text.tokenizer import SpecialToken, Tokenizer
 
-MAX_TEMPLATE_CHARS = 256 * 1024
+MAX_TEMPLATE_CHARS = 128 * 1024  # of the largest in use some 20,000
 _RESERVED = frozenset(("messages", "add_generation_prompt", "raise_exception", "strftime_now"))
 
 
