@@ -27,7 +27,7 @@ class Watched:
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         async with asyncio.timeout(timeout_s):
-            while not condition():  # noqa: ASYNC110
+            while not condition():
                 await asyncio.sleep(0.01)
 
 
