@@ -45,6 +45,15 @@ class StreamSender:
     def finished(self) -> bool:
         return bool(self.finish_reason) or self.failure is not None
 
+    @property
+    def sent(self) -> int:
+        """How many tokens the receiver has been sent, or has already."""
+        return self._sent
+
+    def delivered(self, count: int) -> None:
+        """The receiver has just the first `count` tokens: `fresh` starts after them."""
+        self._sent = min(max(count, self.first), self.next_index)
+
     def append(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Adds tokens, with one `TokenLogprobs` each or none.
 

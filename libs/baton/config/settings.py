@@ -82,6 +82,9 @@ class WorkerSettings(Section):
         Positive, Meta(description="how long offered blocks stay pinned without a sign of life, ms")
     ] = 30_000
     grace_ms: Annotated[Positive, Meta(description="longest drain, ms")] = 30_000
+    step_timeout_ms: Annotated[
+        Positive, Meta(description="a model step that takes longer means that the engine hangs, ms")
+    ] = 30_000
 
 
 class MockSettings(Section):

@@ -30,6 +30,7 @@ class SequenceState(Part):
     salt: str = ""  # adapter and `cache_salt`: salts the root of the block hashes
     deadline_ms: int = 600_000  # left from now
     cached_tokens: int = 0  # prompt tokens that prefill found in its cache
+    delivered: int = 0  # output tokens that the owner has: sending goes on from there
     timing: Timing = msgspec.field(default_factory=Timing)
 
     def known(self) -> TokenIds:

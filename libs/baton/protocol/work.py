@@ -43,6 +43,31 @@ class Ended(Message):
     attempt: int
 
 
+class Leaving(Message):
+    """Worker -> tokenizer: draining; these (request, attempt) can be moved with a `Move`. Said again.
+
+    Sent on the subject of `TokenBatch`. What is not moved ends here, or is replayed when the grace is over.
+    """
+
+    worker: str
+    epoch: int
+    requests: list[tuple[str, int]]
+
+
+class Move(Message):
+    """Tokenizer -> worker (a call): hand this sequence over to `target`, as attempt `successor`.
+
+    Answered `Accepted` or `Rejected`. The worker goes on to the next step border; what it makes from here on
+    is sent by the target, from output index `start`. If that fails, it is `successor` that has failed.
+    """
+
+    request: str
+    attempt: int
+    successor: int
+    target: Target
+    start: int
+
+
 class Tokens(Row):
     """New tokens of one sequence. `total` is set on the last item only, with `finish` or `failure`."""
 

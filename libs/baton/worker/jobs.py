@@ -11,9 +11,9 @@ from baton.bus.streams import StreamSender
 from baton.engine.engine import Engine, Progress
 from baton.engine.plan import StepPlan
 from baton.engine.reservations import Reservation
-from baton.engine.sequence import Sequence
-from baton.protocol.errors import Code, Failure
-from baton.protocol.handoff import Abandon, Committed, Offer
+from baton.engine.sequence import Sequence, Status
+from baton.protocol.errors import Code, Failure, RequestError
+from baton.protocol.handoff import Abandon, Committed
 from baton.protocol.sequence import SequenceState
 from baton.protocol.work import Run
 from baton.telemetry.logs import get_logger
@@ -57,6 +57,10 @@ class Jobs:
     def get(self, request: str) -> Job | None:
         return self._jobs.get(request)
 
+    def note_taken(self, request: str, attempt: int) -> None:
+        """The next heartbeat tells routers that this placement has arrived here."""
+        self._taken.append((request, attempt))
+
     def taken(self) -> list[tuple[str, int]]:
         """(request, attempt) of what was taken since the last call."""
         taken, self._taken = self._taken, []
@@ -65,12 +69,16 @@ class Jobs:
     # --- in ------------------------------------------------------------------------------------------
 
     def take(self, message: Run) -> Job:
-        """A job for a `Run`; not in the engine yet."""
+        """A job for a `Run`; not in the engine yet.
+
+        Raises:
+            RequestError, msgspec.ValidationError: the state contradicts itself.
+        """
         state = message.state
+        sender = _sender(state)
         sequence = Sequence.from_state(state, time.monotonic(), prefill_only=message.decode is not None)
-        known = len(sequence.tokens)
-        sender = StreamSender(state.request, state.attempt, first=known - state.prompt_len)
-        return self._register(Job(sequence, sender, known, target=message.decode))
+        self.note_taken(state.request, state.attempt)
+        return self._register(Job(sequence, sender, len(sequence.tokens), target=message.decode))
 
     def enter(self, job: Job) -> None:
         """Queues a job's sequence in the engine.
@@ -81,14 +89,14 @@ class Jobs:
         self._engine.add(job.sequence)
         self._work.set()
 
-    def admit(
-        self, offer: Offer, state: SequenceState, reservation: Reservation, reply: Committed, began: float
-    ) -> None:
-        """A received sequence goes on here; its newest token is put out at once.
+    def admit(self, state: SequenceState, reservation: Reservation, reply: Committed, began: float) -> None:
+        """A received sequence goes on here; what its owner has not yet got of it is put out at once.
 
         Raises:
-            RequestError: the state is not of the sequence that was offered.
+            RequestError, msgspec.ValidationError: the state contradicts itself or is not of the sequence
+                that was offered. Nothing has changed then.
         """
+        sender = _sender(state)
         now = time.monotonic()
         sequence = self._engine.admit(reservation, state, now)
         timing = sequence.timing
@@ -96,18 +104,13 @@ class Jobs:
         timing.handoff_bytes += reply.bytes_pulled
         timing.decode_worker = self._worker
         timing.transport = reply.transport
-        first = len(offer.tokens) // 4 - state.prompt_len
-        sender = StreamSender(state.request, state.attempt, first=first)
-        sender.append(sequence.output[first:], sequence.logprobs[first:])
-        job = Job(sequence, sender, len(sequence.tokens), scheduled=True, admitted=now)
-        self._register(job)
+        job = self._register(Job(sequence, sender, len(sequence.tokens), scheduled=True, admitted=now))
         self._put_fresh(job)
         self._figures.admitted(timing)
         self._work.set()
 
     def _register(self, job: Job) -> Job:
         self._jobs[job.request] = job
-        self._taken.append((job.request, job.attempt))
         return job
 
     # --- steps ---------------------------------------------------------------------------------------
@@ -135,11 +138,11 @@ class Jobs:
             self._stamp_first(job)
         if step.new_tokens:
             job.sender.append(step.new_tokens, step.logprobs)
-        if job.target is not None and not step.finish:  # handed over after its first token
-            job.held = job.held or step.first
-            job.changed.set()
-        elif step.finish:
+        if step.finish:
             self._finish(job, step.finish)
+        elif job.target is not None:  # handed over once its next token is known
+            job.held = step.seq.status is Status.HELD
+            job.changed.set()
         elif step.new_tokens:
             self._put_fresh(job)
 
@@ -162,7 +165,6 @@ class Jobs:
         self._put_fresh(job)
         self.forget(job)
         self._out.ended(job.request, job.attempt, job.reply_to, job.sender)
-        job.changed.set()
 
     def _put_fresh(self, job: Job) -> None:
         item = job.sender.fresh()
@@ -191,7 +193,7 @@ class Jobs:
         if job.over:
             return
         self.forget(job)
-        self._engine.abort(job.request, job.attempt)
+        self._engine.abort(job.request, job.sequence.attempt)
         self._work.set()
         if job.task is None or job.task is asyncio.current_task():
             return
@@ -210,6 +212,20 @@ class Jobs:
                 await self.drop(job, reason)
 
     def forget(self, job: Job) -> None:
+        """It is no longer ours, or never was."""
         job.over = True
+        job.changed.set()
         if self._jobs.get(job.request) is job:
             del self._jobs[job.request]
+
+
+def _sender(state: SequenceState) -> StreamSender:
+    """The token stream of a sequence that goes on here, with what former attempts made of it."""
+    output = state.known()[max(0, state.prompt_len) :].tolist()
+    if state.logprobs and len(state.logprobs) != len(output):
+        words = f"{len(output)} output tokens with {len(state.logprobs)} logprobs"
+        raise RequestError.of(Code.INVALID_REQUEST, words)
+    sender = StreamSender(state.request, state.attempt)
+    sender.append(output, state.logprobs)
+    sender.delivered(state.delivered)
+    return sender

@@ -46,8 +46,7 @@ class EngineLoop:
         self._failed = failed
         self.work = asyncio.Event()  # set: there may be something to do
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self.steps = 0
-        self.busy_s = 0.0
+        self.stepping_since: float | None = None  # monotonic: a step is being executed
 
     async def run(self) -> None:
         """Runs until cancelled.
@@ -77,13 +76,13 @@ class EngineLoop:
             await self._progressed(progress)
 
     async def _step(self, plan: StepPlan) -> list[Progress]:
-        started = time.monotonic()
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._thread, self._runner.execute, plan)
-        now = time.monotonic()
-        self.steps += 1
-        self.busy_s += now - started
-        return self._engine.commit(plan, result, now)
+        self.stepping_since = time.monotonic()
+        try:
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._thread, self._runner.execute, plan)
+        finally:
+            self.stepping_since = None
+        return self._engine.commit(plan, result, time.monotonic())
 
     async def _rest(self) -> None:
         self.work.clear()
@@ -94,5 +93,5 @@ class EngineLoop:
             pass
 
     def close(self) -> None:
-        """Waits for the step in flight; the pool may be unmapped afterwards."""
+        """Waits for the step in flight; the pool may be unmapped afterwards. Blocks."""
         self._thread.shutdown(wait=True, cancel_futures=True)

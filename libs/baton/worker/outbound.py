@@ -5,33 +5,54 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.deadlines import remaining_ms
 from baton.kvcache.handoff import Announcement, HandoffError, Outgoing
 from baton.kvcache.pool import KvPool, checksum
 from baton.protocol.base import pack_tokens
-from baton.protocol.codec import Codec
+from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.handoff import Abandon, BlockRef, Commit, Committed, Granted, Offer, Ready, Refused
 from baton.protocol.placing import Target
 from baton.protocol.request import Rejected
+from baton.telemetry.logs import get_logger
 from baton.worker.figures import WorkerFigures
 from baton.worker.identity import WorkerIdentity
+from baton.worker.inbound import Spawn
 from baton.worker.job import Job
 
+log = get_logger(__name__)
+
 OFFER_TIMEOUT_S = 0.5
+OFFER_ROUNDS = 3  # who is dead is known sooner: by a 503, or by silent heartbeats
 COMMIT_ROUND_S = 1.0
+REFUSALS = (Code.DECODE_FULL, Code.FINGERPRINT, Code.DRAINING)
 
 _offer_codec = Codec(Granted, Refused, Rejected)
 _commit_codec = Codec(Committed, Refused, Rejected)
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """One hand-off on its way out."""
+
+    job: Job
+    target: Target
+    handoff: Outgoing
+    preemptions: int  # the sequence's, when this began: once there are more, the blocks named are gone
+    heard: float  # when the receiver last gave a sign of life; monotonic seconds
 
 
 class Outbound:
     """Hands sequences over, each in a task of its own that drives an `Outgoing`.
 
     The engine pins the blocks: the sequence is running or HELD until `done` (the receiver owns it) or
-    `failed` (its owner is told, and asks for another placement). Every way out is in `_hand_over`.
+    `failed` (its owner is told, and asks for another placement). Every way out is in `_hand_over`, but for
+    a cancelled task: whoever cancels it frees the sequence and tells the receiver.
     """
 
     def __init__(
@@ -40,6 +61,7 @@ class Outbound:
         bus: Bus,
         pool: KvPool,
         figures: WorkerFigures,
+        spawn: Spawn,
         *,
         lease_ms: int,
         done: Callable[[Job], None],
@@ -49,60 +71,80 @@ class Outbound:
         self._bus = bus
         self._pool = pool
         self._figures = figures
+        self._spawn = spawn
         self._lease_ms = lease_ms
         self._done = done
         self._failed = failed
-        self._open: dict[tuple[str, int], Outgoing] = {}
-        self._heard: dict[tuple[str, int], float] = {}  # the receiver's last sign of life
+        self._open: dict[str, Sending] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def sends(self, job: Job) -> bool:
+        """Whether it is being handed over."""
+        sending = self._open.get(job.request)
+        return sending is not None and sending.job is job
 
     def begin(self, job: Job, group: asyncio.TaskGroup) -> None:
         """Starts handing `job` over to its target."""
         assert job.target is not None
-        job.task = group.create_task(self._hand_over(job, job.target))
+        now = time.monotonic()
+        blocks = job.known_at_start // self._pool.geometry.block_size
+        handoff = Outgoing(job.request, job.attempt, blocks, self._lease_ms, now)
+        sending = Sending(job, job.target, handoff, job.sequence.preemptions, now)
+        self._open[job.request] = sending
+        job.task = group.create_task(self._hand_over(sending))
+        job.task.add_done_callback(lambda _: self._close(sending))
+
+    def withdraw_preempted(self) -> None:
+        """Calls off the hand-offs of pre-empted sequences; each begins anew once it is scheduled again."""
+        for sending in list(self._open.values()):
+            job = sending.job
+            if job.sequence.preemptions > sending.preemptions and not job.over and job.task is not None:
+                self._close(sending)
+                job.task.cancel()
+                job.task, job.scheduled = None, False
+                self._spawn(self._abandon(sending, "pre-empted"))
 
     def renewed(self, request: str, attempt: int) -> None:
         """The receiver is still pulling."""
-        handoff = self._open.get((request, attempt))
-        if handoff is not None:
-            handoff.renewed(time.monotonic())
-            self._heard[request, attempt] = time.monotonic()
+        sending = self._open.get(request)
+        if sending is not None and sending.job.attempt == attempt:
+            sending.heard = time.monotonic()
+            sending.handoff.renewed(sending.heard)
 
-    async def _hand_over(self, job: Job, target: Target) -> None:
-        blocks = job.known_at_start // self._pool.geometry.block_size
-        handoff = Outgoing(job.request, job.attempt, blocks, self._lease_ms, time.monotonic())
-        self._open[job.request, job.attempt] = handoff
+    def _close(self, sending: Sending) -> None:
+        if self._open.get(sending.job.request) is sending:
+            del self._open[sending.job.request]
+
+    async def _hand_over(self, sending: Sending) -> None:
+        job, handoff = sending.job, sending.handoff
         try:
-            await self._offer(job, target, handoff)
-            await self._send(job, target, handoff)
+            await self._offer(sending)
+            await self._send(sending)
             if job.over:  # it ended with its first token: nothing to hand over
-                handoff.abandoned("ended at prefill")
-            else:
-                await self._commit(job, target, handoff)
+                await self._abandon(sending, "ended here")
+                return
+            await self._commit(sending)
         except RequestError as error:
-            await self._end(job, handoff, error.failure)
-        except HandoffError as error:
-            await self._end(job, handoff, Failure(code=Code.TRANSFER_FAILED, message=str(error)))
+            failure = error.failure
+        except (HandoffError, MalformedMessage) as error:
+            failure = Failure(code=Code.TRANSFER_FAILED, message=str(error))
         except BusDown:
             words = "the message bus went away during a hand-off"
-            await self._end(job, handoff, Failure(code=Code.TRANSFER_FAILED, message=words))
+            failure = Failure(code=Code.TRANSFER_FAILED, message=words)
         else:
-            if not job.over:
-                self._figures.handoff("committed")
-                self._done(job)
-                return
-        finally:
-            del self._open[job.request, job.attempt]
-            self._heard.pop((job.request, job.attempt), None)
-        await self._abandon(job, target, handoff.reason)
-
-    async def _end(self, job: Job, handoff: Outgoing, failure: Failure) -> None:
+            self._figures.handoff("committed")
+            self._done(job)
+            return
         handoff.abandoned(failure.message)
-        refused = failure.code in (Code.DECODE_FULL, Code.FINGERPRINT, Code.DRAINING)
-        self._figures.handoff("refused" if refused else "failed")
+        self._figures.handoff("refused" if failure.code in REFUSALS else "failed")
         await self._failed(job, failure)
+        await self._abandon(sending, handoff.reason)
 
-    async def _offer(self, job: Job, target: Target, handoff: Outgoing) -> None:
-        me, sequence, now = self._identity, job.sequence, time.monotonic()
+    async def _offer(self, sending: Sending) -> None:
+        me, job, now = self._identity, sending.job, time.monotonic()
+        sequence = job.sequence
         offer = Offer(
             request=job.request,
             attempt=job.attempt,
@@ -115,62 +157,67 @@ class Outbound:
             tokens=pack_tokens(sequence.tokens[: job.known_at_start]),
             salt=sequence.salt,
             priority=sequence.priority,
-            max_new_tokens=sequence.sampling.max_tokens,
+            max_new_tokens=sequence.max_len - job.known_at_start,
             deadline_ms=remaining_ms(sequence.deadline, now),
         )
-        handoff.offer_sent(now)
-        reply = await self._call(target, offer, _offer_codec, OFFER_TIMEOUT_S)
-        if reply is None:
-            raise RequestError.of(Code.WORKER_LOST, f"worker {target.id} did not answer")
-        assert isinstance(reply, Granted)
-        await self._announce(target, handoff, handoff.granted(reply.hit_blocks, time.monotonic()))
+        sending.handoff.offer_sent(now)
+        for _ in range(OFFER_ROUNDS):  # a repeated offer is granted again
+            reply = await self._call(sending.target, offer, _offer_codec, OFFER_TIMEOUT_S)
+            if isinstance(reply, Granted):
+                granted = sending.handoff.granted(reply.hit_blocks, time.monotonic())
+                await self._announce(sending, granted)
+                return
+        raise RequestError.of(Code.WORKER_LOST, f"worker {sending.target.id} did not answer")
 
-    async def _send(self, job: Job, target: Target, handoff: Outgoing) -> None:
-        """Names full blocks as they are finished, until the first token is known."""
+    async def _send(self, sending: Sending) -> None:
+        """Names full blocks as they are finished, until the next token is known."""
+        job, handoff = sending.job, sending.handoff
         size = self._pool.geometry.block_size
         named = handoff.hit_blocks  # the receiver holds those; no need to sum them up
         handoff.blocks_ready(0, [BlockRef(0, 0, 0)] * named, time.monotonic())
         while True:
+            job.changed.clear()
             full = min(job.sequence.computed, job.known_at_start) // size
-            if full > named:
+            if full > named and not job.over:
                 refs = [self._ref(slot) for slot in job.sequence.blocks[named:full]]
-                await self._announce(target, handoff, handoff.blocks_ready(named, refs, time.monotonic()))
+                await self._announce(sending, handoff.blocks_ready(named, refs, time.monotonic()))
                 named = full
             if job.held or job.over:
                 return
             await job.changed.wait()
-            job.changed.clear()
 
-    async def _announce(self, target: Target, handoff: Outgoing, news: Announcement | None) -> None:
+    async def _announce(self, sending: Sending, news: Announcement | None) -> None:
         if news is None:
             return
         message = Ready(
-            request=handoff.request,
-            attempt=handoff.attempt,
+            request=sending.job.request,
+            attempt=sending.job.attempt,
             epoch=self._identity.epoch,
             first=news.first,
             blocks=news.refs,
         )
-        await self._bus.publish(target.subject, message)
+        await self._bus.publish(sending.target.subject, message)
 
-    async def _commit(self, job: Job, target: Target, handoff: Outgoing) -> None:
-        sequence = job.sequence
+    async def _commit(self, sending: Sending) -> None:
+        job, sequence = sending.job, sending.job.sequence
         full, rest = divmod(sequence.computed, self._pool.geometry.block_size)
+        state = msgspec.structs.replace(
+            sequence.to_state(time.monotonic()), attempt=job.attempt, delivered=job.sender.sent
+        )
         commit = Commit(
             request=job.request,
             attempt=job.attempt,
             epoch=self._identity.epoch,
-            state=sequence.to_state(time.monotonic()),
+            state=state,
             partial=self._ref(sequence.blocks[full]) if rest else None,
         )
-        key = (job.request, job.attempt)
-        self._heard[key] = time.monotonic()
-        while time.monotonic() - self._heard[key] < self._lease_ms / 1000:
-            handoff.commit_sent(time.monotonic())
-            if await self._call(target, commit, _commit_codec, COMMIT_ROUND_S) is not None:
-                handoff.committed()
+        sending.heard = time.monotonic()
+        while time.monotonic() - sending.heard < self._lease_ms / 1000:
+            sending.handoff.commit_sent(time.monotonic())
+            if await self._call(sending.target, commit, _commit_codec, COMMIT_ROUND_S) is not None:
+                sending.handoff.committed()
                 return
-        raise RequestError.of(Code.TRANSFER_FAILED, f"{target.id} did not take the KV blocks in time")
+        raise RequestError.of(Code.TRANSFER_FAILED, f"{sending.target.id} did not take the KV blocks in time")
 
     async def _call(
         self, target: Target, message: Offer | Commit, codec: Codec, timeout_s: float
@@ -193,12 +240,12 @@ class Outbound:
         assert isinstance(reply, Granted | Committed)
         return reply
 
-    async def _abandon(self, job: Job, target: Target, reason: str) -> None:
-        message = Abandon(request=job.request, attempt=job.attempt, reason=reason)
+    async def _abandon(self, sending: Sending, reason: str) -> None:
+        message = Abandon(request=sending.job.request, attempt=sending.job.attempt, reason=reason)
         try:
-            await self._bus.publish(target.subject, message)
+            await self._bus.publish(sending.target.subject, message)
         except BusDown:
-            return  # the receiver's own lease ends it
+            log.debug("hand-off of %s ended while the bus was away", sending.job.request)
 
     def _ref(self, slot: int) -> BlockRef:
         return BlockRef(slot, int(self._pool.generations[slot]), checksum(self._pool.view(slot)))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from baton.bus.connection import Bus, BusDown
 from baton.bus.streams import StreamSender
-from baton.protocol.work import TokenBatch, Tokens
+from baton.protocol.base import Message
+from baton.protocol.codec import MalformedMessage
+from baton.protocol.work import Leaving, TokenBatch, Tokens
+from baton.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 KEEP_ENDED_S = 60.0
 KEEP_ENDED = 4_096
@@ -59,11 +65,39 @@ class TokenOut:
         """Sends what waits. While the bus is away it is dropped here: `Resume` brings it back."""
         waiting, self._waiting = self._waiting, {}
         for reply_to, items in waiting.items():
-            batch = TokenBatch(worker=self._worker, epoch=self._epoch, items=items)
             try:
-                await self._bus.publish(reply_to, batch, reply=self._watch(reply_to))
+                await self._send(reply_to, items)
             except BusDown:
                 return
+
+    async def leaving(self, reply_to: str, requests: list[tuple[str, int]]) -> None:
+        """Tells an owner that this worker drains, and which sequences could move."""
+        with contextlib.suppress(BusDown):
+            message = Leaving(worker=self._worker, epoch=self._epoch, requests=requests)
+            await self._publish(reply_to, message)
+
+    def forget(self, reply_to: str) -> None:
+        """This tokenizer is gone: nothing more goes there, and nobody will resume its streams."""
+        self._waiting.pop(reply_to, None)
+        if self._watched.pop(reply_to, None) is not None:
+            self._bus.unwatch(reply_to)
+        for key in [key for key, ended in self._ended.items() if ended[1] == reply_to]:
+            del self._ended[key]
+
+    async def _send(self, reply_to: str, items: list[Tokens]) -> None:
+        """One message, or several where one would be larger than the bus takes (after many a `Resume`)."""
+        try:
+            await self._publish(reply_to, TokenBatch(worker=self._worker, epoch=self._epoch, items=items))
+        except MalformedMessage as error:
+            if len(items) == 1:
+                log.error("tokens of %s cannot be sent: %s", items[0].request, error)
+                return
+            middle = len(items) // 2
+            await self._send(reply_to, items[:middle])
+            await self._send(reply_to, items[middle:])
+
+    async def _publish(self, reply_to: str, message: Message) -> None:
+        await self._bus.publish(reply_to, message, reply=self._watch(reply_to))
 
     def _watch(self, reply_to: str) -> str:
         reply = self._watched.get(reply_to)
@@ -72,6 +106,5 @@ class TokenOut:
         return reply
 
     def _lost(self, reply_to: str) -> None:
-        if self._watched.pop(reply_to, None) is not None:
-            self._bus.unwatch(reply_to)
+        if reply_to in self._watched:
             self._gone(reply_to)
