@@ -11,6 +11,10 @@ class PrefixIndex:
     """Hash -> workers that hold the block, as a bit mask: a lookup costs the same for one worker or for 64.
 
     The index is a hint: a worker decides what it really holds when it admits.
+
+    A worker gives up a chain from its end, so what it holds of one has no holes, and the masks along a chain
+    only lose bits: where they do is found by bisection (in a million entries each look misses the cache).
+    Should there be a hole all the same, a hit may come out too long; it still ends with a block that is held.
     """
 
     def __init__(self) -> None:
@@ -32,7 +36,8 @@ class PrefixIndex:
         before = len(mine)
         for value in hashes:
             mine.add(value)
-            holders[value] = holders.get(value, 0) | bit
+            others = holders.get(value)
+            holders[value] = bit if others is None else others | bit
         self._size += len(mine) - before
 
     def remove(self, worker: Worker, hashes: Iterable[int]) -> None:
@@ -61,20 +66,27 @@ class PrefixIndex:
     def hits(self, hashes: Sequence[int]) -> dict[Worker, int]:
         """Leading blocks of the chain that each worker holds; workers with none are left out."""
         found: dict[Worker, int] = {}
+        if not hashes:
+            return found
         holders_of = self._holders.get
-        left = -1  # all bits
-        for depth, value in enumerate(hashes):
-            still = left & holders_of(value, 0)
-            if still != left:
-                if depth:
-                    for worker in self._named(left ^ still):
-                        found[worker] = depth
-                if not still:
-                    return found
-                left = still
-        if hashes:
-            for worker in self._named(left):
-                found[worker] = len(hashes)
+        left, end = holders_of(hashes[0], 0), len(hashes)
+        low = 0  # all in `left` hold this one
+        while left:
+            high, at_high = end - 1, left & holders_of(hashes[end - 1], 0)
+            if at_high == left:
+                for worker in self._named(left):
+                    found[worker] = end
+                break
+            while high - low > 1:
+                middle = (low + high) // 2
+                still = left & holders_of(hashes[middle], 0)
+                if still == left:
+                    low = middle
+                else:
+                    high, at_high = middle, still
+            for worker in self._named(left ^ at_high):
+                found[worker] = high
+            left, low = at_high, high
         return found
 
     def _admit(self, worker: Worker) -> int:

