@@ -1,0 +1,112 @@
+// Runs a step: every thread walks the same list of operations and takes its share of each.
+#pragma once
+
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "abi.h"
+#include "attention_chunk.h"
+#include "attention_single.h"
+#include "linear.h"
+#include "rows.h"
+#include "team.h"
+
+namespace baton {
+
+// Memory that grows, aligned for vectors, zeroed when it is new.
+template <class T>
+class Buffer {
+ public:
+  T* reserve(int64_t count) {
+    if (count > count_) {
+      data_.reset(static_cast<T*>(::operator new(size_t(count) * sizeof(T), std::align_val_t(64))));
+      std::memset(data_.get(), 0, size_t(count) * sizeof(T));
+      count_ = count;
+    }
+    return data_.get();
+  }
+  T* get() const { return data_.get(); }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { ::operator delete(p, std::align_val_t(64)); }
+  };
+  std::unique_ptr<T, Free> data_;
+  int64_t count_ = 0;
+};
+
+struct QuantisedBuffer {
+  Buffer<int8_t> bytes;
+  Buffer<float> scale, weighted;
+  Buffer<int32_t> sum;
+
+  void reserve(int64_t groups) {
+    bytes.reserve(groups * GROUP);
+    scale.reserve(groups);
+    weighted.reserve(groups);
+    sum.reserve(groups);
+  }
+  Quantised view() const { return {bytes.get(), scale.get(), weighted.get(), sum.get()}; }
+};
+
+class Executor {
+ public:
+  Executor(const Shape& shape, const Op* ops, int count, int threads);
+
+  // 0, or -1 for a step that names tokens, rows or slots which do not exist; nothing is computed then.
+  int step(const Step& step);
+
+  // Seconds that thread 0 has spent in each operation, added up while `seconds` is set.
+  void profile(double* seconds) { seconds_ = seconds; }
+
+ private:
+  // Rows up to this many are prepared by every thread for itself, which saves a barrier.
+  static constexpr int FEW = 2;
+
+  struct Scratch {
+    Buffer<float> row, queries, scores, keys, values, records, fresh;
+    QuantisedBuffer quantised;
+  };
+
+  // A share of attention: a single token's split for one KV head, or a tile of a chunk.
+  struct Item {
+    int32_t span, head, first, rows;  // single: first key of the split, rows 0; tile: first row, rows
+  };
+
+  bool valid(const Step& step) const;
+  void prepare(const Step& step);
+  void walk(int thread);
+  void embed(const Op& op, int thread);
+  void project(const Op& op, int thread);
+  void attend(const Op& op, int thread);
+  void attend_single(const Pages& pages, const Item& item, Scratch& scratch);
+  void attend_chunk(const Pages& pages, const Item& item, Scratch& scratch);
+  void write_chunks(const Pages& pages, int thread);
+  const float* source_row(const Op& op, int row, float* scratch);
+  void turned_queries(int row, int position, int head, float* out) const;
+
+  int from(int count, int thread) const { return int(int64_t(count) * thread / team_.size()); }
+  int group() const { return shape_.heads / shape_.kv_heads; }
+  int slot(const Span& span, int position) const {
+    return step_->tables[span.table + position / shape_.block_size];
+  }
+
+  const Shape shape_;
+  const std::vector<Op> ops_;
+  const int hidden_stride_, wide_stride_, attended_stride_, most_groups_, tile_rows_;
+  Team team_;
+
+  const Step* step_ = nullptr;
+  Buffer<float> hidden_, wide_, attended_, records_;
+  QuantisedBuffer quantised_;
+  std::vector<std::unique_ptr<Scratch>> scratch_;
+  std::vector<Item> items_;
+  std::unique_ptr<std::atomic<int32_t>[]> taken_;  // items taken, by layer
+  std::vector<int32_t> splits_;                    // of each row: 1, or how many records it has
+  std::vector<int64_t> record_;                    // of each row: where these begin
+  bool chunks_ = false;
+  double* seconds_ = nullptr;
+};
+
+}  // namespace baton
