@@ -32,18 +32,37 @@ class Span:
 
 @dataclass(slots=True, frozen=True)
 class Tile:
-    """Queries worked on together: `length` rows of each of `sequences` sequences."""
+    """Queries worked on together: `length` rows of each of `sequences` sequences.
+
+    `packed`, `sums` and `totals` are scratch that every layer writes anew; what is zero in them from the
+    start (padding rows, the last piece) stays zero.
+    """
 
     row: int  # first row of the step
     sequences: int
     length: int
-    gemm_rows: int  # rows of one GEMM: length * queries a KV head, padded
     splits: int  # pieces of keys taken from the gathered ones
     of_split: Tensor | None  # int64 [splits]: the sequence of each piece; None: one sequence
     masked_from: int  # pieces before this one are seen whole
     mask: Tensor  # float32 [splits - masked_from, 1, gemm_rows or 1, SPLIT]: 0 or HIDDEN
-    tree: Tensor | None  # int64 [depth * sequences]: the piece at [position, sequence]; None: depth 1
-    absent: Tensor | None  # float32 [depth, sequences, 1, 1, 1]: HIDDEN where there is none
+    seen: Tensor  # the same shape: 1 or 0
+    tree: Tree | None  # None: each sequence has one piece
+    packed: Tensor  # float32 [splits, kv_heads, gemm_rows, head_dim]: queries
+    sums: Tensor  # float32 [splits + 1, kv_heads, gemm_rows, head_dim]: weighted values
+    totals: Tensor  # float32 [splits + 1, kv_heads, gemm_rows, 1]: sums of weights
+
+
+@dataclass(slots=True, frozen=True)
+class Tree:
+    """Pieces by [position, sequence], as deep as a power of two.
+
+    Halving such a table sums a sequence's pieces in one order, however deep it is: what is added beyond its
+    own pieces is exactly zero.
+    """
+
+    depth: int
+    own: Tensor  # int64 [depth * sequences]: a sequence's pieces; its first again where it has no more
+    or_zero: Tensor  # int64 [depth * sequences]: its pieces; the zero piece where it has no more
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,19 +93,22 @@ def _group_of_singles(spans: Sequence[Span], page: Page, queries_per_kv: int) ->
     owner = np.repeat(np.arange(len(spans)), counts)
     key = (np.arange(total) - firsts[owner])[:, None] * SPLIT + np.arange(SPLIT)
     starts = np.array([span.start for span in spans])
-    mask = np.where(key <= starts[owner][:, None], 0.0, HIDDEN).astype(np.float32)
-    tree, absent = _tree(counts, firsts)
+    visible = key <= starts[owner][:, None]
+    mask = np.where(visible, 0.0, HIDDEN).astype(np.float32)
+    packed, sums, totals = _scratch(total, padded(queries_per_kv, "bmm_fp32"), page)
     tile = Tile(
         row=spans[0].row,
         sequences=len(spans),
         length=1,
-        gemm_rows=padded(queries_per_kv, "bmm_fp32"),
         splits=total,
         of_split=torch.from_numpy(owner) if len(spans) > 1 else None,
         masked_from=0,
         mask=torch.from_numpy(mask).view(total, 1, 1, SPLIT),
-        tree=tree,
-        absent=absent,
+        seen=torch.from_numpy(visible).view(total, 1, 1, SPLIT).float(),
+        tree=_tree(counts, firsts),
+        packed=packed,
+        sums=sums,
+        totals=totals,
     )
     pages = np.concatenate(
         [_pages(span, int(count), page) for span, count in zip(spans, counts, strict=True)]
@@ -104,19 +126,22 @@ def _group_of_chunk(span: Span, page: Page, queries_per_kv: int) -> Group:
         gemm_rows = padded(length * queries_per_kv, "bmm_fp32")
         query = start + np.minimum(np.arange(gemm_rows) // queries_per_kv, length - 1)
         key = np.arange(masked_from * SPLIT, splits * SPLIT).reshape(-1, 1, SPLIT)
-        mask = np.where(key <= query[:, None], 0.0, HIDDEN).astype(np.float32)
-        tree, absent = _tree(np.array([splits]), np.array([0]))
+        visible = key <= query[:, None]
+        mask = np.where(visible, 0.0, HIDDEN).astype(np.float32)
+        packed, sums, totals = _scratch(splits, gemm_rows, page)
         tile = Tile(
             row=span.row + begin,
             sequences=1,
             length=length,
-            gemm_rows=gemm_rows,
             splits=splits,
             of_split=None,
             masked_from=masked_from,
             mask=torch.from_numpy(mask).unsqueeze(1),
-            tree=tree,
-            absent=absent,
+            seen=torch.from_numpy(visible).unsqueeze(1).float(),
+            tree=_tree(np.array([splits]), np.array([0])),
+            packed=packed,
+            sums=sums,
+            totals=totals,
         )
         tiles.append(tile)
     splits = -(-(span.start + span.length) // SPLIT)
@@ -132,18 +157,25 @@ def _pages(span: Span, splits: int, page: Page) -> np.ndarray:
     return slots * layers
 
 
-def _tree(counts: np.ndarray, firsts: np.ndarray) -> tuple[Tensor | None, Tensor | None]:
-    """Pieces by [position, sequence], as deep as a power of two, and what is absent there.
-
-    Halving such a table sums a sequence's pieces in one order, however deep it is: what is added beyond its
-    own pieces is exactly zero.
-    """
+def _tree(counts: np.ndarray, firsts: np.ndarray) -> Tree | None:
+    """The tree of sequences with `counts` pieces each, from `firsts` on."""
     deepest = int(counts.max())
     if deepest == 1:
-        return None, None
+        return None
     depth = 1 << (deepest - 1).bit_length()
     position = np.arange(depth)[:, None]
     here = position < counts
-    table = np.where(here, firsts[: len(counts)] + position, 0)
-    absent = np.where(here, 0.0, HIDDEN).astype(np.float32)
-    return torch.from_numpy(table.flatten()), torch.from_numpy(absent).view(depth, len(counts), 1, 1, 1)
+    first = firsts[: len(counts)]
+    own = np.where(here, first + position, first)
+    or_zero = np.where(here, own, counts.sum())
+    return Tree(depth, torch.from_numpy(own.flatten()), torch.from_numpy(or_zero.flatten()))
+
+
+def _scratch(splits: int, gemm_rows: int, page: Page) -> tuple[Tensor, Tensor, Tensor]:
+    """`packed`, `sums` and `totals` of a tile."""
+    _, _, kv_heads, _, head_dim = page
+    return (
+        torch.zeros(splits, kv_heads, gemm_rows, head_dim),
+        torch.zeros(splits + 1, kv_heads, gemm_rows, head_dim),
+        torch.zeros(splits + 1, kv_heads, gemm_rows, 1),
+    )

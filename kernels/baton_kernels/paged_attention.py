@@ -1,8 +1,8 @@
 """Causal attention over paged keys and values, for decodes and chunks alike.
 
 Flash-decoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html) with splits at fixed absolute
-positions: a query's scores, their maximum and sum, and the weighted values are formed a split, then combined
-in a fixed tree. So a query's bits follow from its own keys alone.
+positions: a query's weights and weighted values are summed a split, then the splits' sums in a fixed tree.
+So a query's bits follow from its own keys alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton_kernels.attention_plan import SPLIT, Group, Tile
+from baton_kernels.attention_plan import SPLIT, Group, Tile, Tree
 from baton_kernels.kv_write import Page
+
+# Below it torch's `exp` underflows, which takes it 8 to 20 times as long (measured); e^-87 is 2e-38.
+LOWEST = -87.0
 
 
 def paged_attention(
@@ -49,39 +52,57 @@ def _gather(pool: Tensor, pages: Tensor, page: Page) -> tuple[Tensor, Tensor]:
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile) -> Tensor:
     """One tile: queries float32 [rows, heads, head_dim], result [rows, heads * head_dim]."""
-    splits, rows = tile.splits, tile.gemm_rows
-    kv_heads, head_dim = keys.shape[1], keys.shape[3]
-    packed = _pack(queries, tile, kv_heads)
-    if tile.of_split is not None:
-        packed = packed.index_select(0, tile.of_split)
-    elif splits > 1:
-        packed = packed.expand(splits, -1, -1, -1)
+    splits, kv_heads, rows, head_dim = tile.packed.shape
     flat = splits * kv_heads
-    transposed = keys[:splits].reshape(flat, SPLIT, head_dim).transpose(1, 2)
-    weights = torch.bmm(packed.reshape(flat, rows, head_dim), transposed)
-    weights.view(splits, kv_heads, rows, SPLIT)[tile.masked_from :] += tile.mask
-    peak = weights.amax(-1, keepdim=True)
-    weights.sub_(peak).exp_()
-    total = weights.sum(-1, keepdim=True)
-    sums = torch.bmm(weights, values[:splits].reshape(flat, SPLIT, head_dim))
-    shape = (splits, kv_heads, rows, -1)
-    if tile.tree is None or tile.absent is None:
-        mixed = sums.div_(total).view(shape)
-    else:
-        mixed = _combine(peak.view(shape), total.view(shape), sums.view(shape), tile.tree, tile.absent)
-    return _unpack(mixed, tile, queries.shape[1])
+    _pack(queries, tile)
+    transposed = keys[:splits].view(flat, SPLIT, head_dim).transpose(1, 2)
+    weights = torch.bmm(tile.packed.view(flat, rows, head_dim), transposed).view(
+        splits, kv_heads, rows, SPLIT
+    )
+    masked = weights[tile.masked_from :]
+    masked.add_(tile.mask)
+    weights.sub_(_peaks(weights, tile)).clamp_(min=LOWEST).exp_()
+    masked.mul_(tile.seen)
+    totals, sums = tile.totals[:splits], tile.sums[:splits]
+    torch.sum(weights, -1, keepdim=True, out=totals)
+    pieces = values[:splits].view(flat, SPLIT, head_dim)
+    torch.bmm(weights.view(flat, rows, SPLIT), pieces, out=sums.view(flat, rows, head_dim))
+    if tile.tree is not None:
+        totals, sums = (_halve(x, tile.tree) for x in (tile.totals, tile.sums))
+    return _unpack(sums / totals, tile, queries.shape[1])
 
 
-def _pack(queries: Tensor, tile: Tile, kv_heads: int) -> Tensor:
-    """Scaled queries by KV head, [sequences, kv_heads, gemm_rows, head_dim], zero where padded."""
+def _pack(queries: Tensor, tile: Tile) -> None:
+    """Scaled queries into `tile.packed`, by KV head, once for each piece of keys they look at."""
     _, heads, head_dim = queries.shape
+    splits, kv_heads = tile.packed.shape[:2]
     group = heads // kv_heads
-    used = tile.length * group
-    packed = torch.zeros(tile.sequences, kv_heads, tile.gemm_rows, head_dim)
-    place = packed[:, :, :used].view(tile.sequences, kv_heads, tile.length, group, head_dim)
-    given = queries.view(tile.sequences, tile.length, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4)
-    torch.mul(given, head_dim**-0.5, out=place)
-    return packed
+    place = tile.packed[:, :, : tile.length * group].view(splits, kv_heads, tile.length, group, head_dim)
+    given = queries.view(tile.sequences, tile.length, kv_heads, group, head_dim)
+    if tile.of_split is not None:
+        given = given.index_select(0, tile.of_split)
+    torch.mul(given.permute(0, 2, 1, 3, 4).expand(place.shape), head_dim**-0.5, out=place)
+
+
+def _peaks(scores: Tensor, tile: Tile) -> Tensor:
+    """Each query's largest score over all its pieces, for each of them: [splits or 1, kv_heads, rows, 1]."""
+    peaks = scores.amax(-1, keepdim=True)
+    if tile.tree is None:
+        return peaks
+    table = peaks.index_select(0, tile.tree.own).view(tile.tree.depth, tile.sequences, *peaks.shape[1:])
+    largest = table.amax(0)
+    return largest if tile.of_split is None else largest.index_select(0, tile.of_split)
+
+
+def _halve(pieces: Tensor, tree: Tree) -> Tensor:
+    """Sums of each sequence's pieces, in the tree's order: [sequences, kv_heads, rows, n]."""
+    table = pieces.index_select(0, tree.or_zero).view(tree.depth, -1, *pieces.shape[1:])
+    depth = tree.depth
+    while depth > 1:
+        depth //= 2
+        table = table.view(depth, 2, *table.shape[1:])
+        table = table[:, 0] + table[:, 1]
+    return table[0]
 
 
 def _unpack(mixed: Tensor, tile: Tile, heads: int) -> Tensor:
@@ -90,24 +111,3 @@ def _unpack(mixed: Tensor, tile: Tile, heads: int) -> Tensor:
     group = heads // kv_heads
     used = mixed[:, :, : tile.length * group].view(sequences, kv_heads, tile.length, group, head_dim)
     return used.permute(0, 2, 1, 3, 4).reshape(sequences * tile.length, heads * head_dim)
-
-
-def _combine(peak: Tensor, total: Tensor, sums: Tensor, tree: Tensor, absent: Tensor) -> Tensor:
-    """Softmax-weighted means out of the splits': [sequences, kv_heads, rows, head_dim].
-
-    peak and total are [splits, kv_heads, rows, 1], sums [splits, kv_heads, rows, head_dim].
-    """
-    depth, sequences = absent.shape[:2]
-
-    def arrange(x: Tensor) -> Tensor:
-        return x.index_select(0, tree).view(depth, sequences, *x.shape[1:])
-
-    peaks = arrange(peak).add_(absent)
-    scale = peaks.sub_(peaks.amax(0, keepdim=True)).exp_()
-    totals = arrange(total).mul_(scale)
-    mixed = arrange(sums).mul_(scale)
-    while depth > 1:
-        totals = totals[0::2] + totals[1::2]
-        mixed = mixed[0::2] + mixed[1::2]
-        depth //= 2
-    return mixed[0].div_(totals[0])

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from baton.config.settings import Settings
 from baton.runner.base import Runner
+from baton.runner.constrained import ConstrainedRunner
+
+if TYPE_CHECKING:
+    from baton.text.grammar.states import GrammarStates
 
 
-def create(settings: Settings) -> Runner:
+def create(settings: Settings) -> ConstrainedRunner:
     """Loads the model. Only the engine asked for is imported: a mock worker never loads torch."""
+    return ConstrainedRunner(_create(settings), lambda: _open_states(settings))
+
+
+def _open_states(settings: Settings) -> GrammarStates:
+    from baton.text.grammar.open import open_states
+
+    return open_states(settings.model.name, settings.model.cache_dir)
+
+
+def _create(settings: Settings) -> Runner:
     if settings.worker.engine == "mock":
         from baton.runner.mock import MockRunner
 
         return MockRunner(settings)
-    # Read when torch loads OpenMP. Waiting threads must sleep: where workers share cores, spinning ones
-    # keep the thread they wait for off its core (measured: a step of 0.6 s took 24).
-    os.environ.setdefault("GOMP_SPINCOUNT", "0")
+    # Read when torch loads OpenMP: waiting threads spin about 20 us, then sleep. Where workers share cores,
+    # longer spinning keeps the thread that is waited for off its core (measured: 24 s for a step of 0.6 s).
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from baton.runner.torch_runner import TorchRunner
 
     return TorchRunner(settings)
