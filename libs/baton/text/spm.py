@@ -85,8 +85,8 @@ class SpmEncoder:
     def encode(self, text: str, first: bool) -> list[int]:
         """Ids. The prefix goes before every text, first or after a special token, as llama.cpp has it."""
         if self._remove_extra:
-            text = re.sub(" +", " ", text).strip(" ")
-            text = text.rstrip(SPACE)  # at the end, one that the user wrote counts as a space
+            # At the end a U+2581 that the user wrote counts as a space, elsewhere it does not.
+            text = re.sub(" +", " ", text).lstrip(" ").rstrip(" " + SPACE)
         text = text.replace(" ", SPACE)
         if not text:
             return []
