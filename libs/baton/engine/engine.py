@@ -123,7 +123,8 @@ class Engine:
             progress = Progress(seq)
             news.append(progress)
             if part.sample is not None and (sampled is None or sampled.token == FAILED):
-                progress.failure = Failure(code=Code.INTERNAL, message=NOT_FINITE)
+                problem = (sampled.problem if sampled is not None else "") or NOT_FINITE
+                progress.failure = Failure(code=Code.INTERNAL, message=problem)
                 self._finish(seq, now)
                 continue
             seq.computed += len(part.tokens)
@@ -135,7 +136,7 @@ class Engine:
             progress.logprobs = [sampled.logprobs] if sampled.logprobs is not None else []
             if seq.first_token is None:
                 seq.first_token, progress.first = now, True
-            progress.finish = finish_reason(seq)
+            progress.finish = "stop" if sampled.complete else finish_reason(seq)
             if progress.finish:
                 self._finish(seq, now)
             elif seq.prefill_only:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from baton.engine.masks import Allowed
 from baton.engine.penalties import Seen
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
 
@@ -27,6 +28,7 @@ class SampleSpec:
     tokens: Sequence[int]  # all known tokens, prompt then output
     prompt_len: int
     seen: Seen | None = None  # counts for the penalties; None: counted from `tokens` when needed
+    allowed: Allowed | None = None  # which ids a grammar allows; None: all
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -70,6 +72,8 @@ class Sampled:
 
     token: int
     logprobs: TokenLogprobs | None = None
+    complete: bool = False  # nothing may follow: the grammar is satisfied and cannot go on
+    problem: str = ""  # why it FAILED, if not for its logits
 
 
 @dataclass(slots=True)

@@ -1,9 +1,10 @@
 """Logits -> token: the sampling rules, on one row of logits at a time.
 
 The order is vLLM's (V1 sampler): log-probabilities from the raw logits; logit bias and the stop mask of
-`min_tokens`; penalties; greedy stops here; temperature; then the filters min-p, top-k, top-p, each on what
-the one before has left; one draw. (min-p compares ratios to the most likely token, so whether it comes
-before or after top-k makes no difference, and top-k, which leaves less to do, goes first here.)
+`min_tokens`; penalties; what a grammar allows; greedy stops here; temperature; then the filters min-p,
+top-k, top-p, each on what the one before has left; one draw. (min-p compares ratios to the most likely
+token, so whether it comes before or after top-k makes no difference, and top-k, which leaves less to do,
+goes first here.)
 
 Randomness is a pure function of (seed, choice, output index): the same draw in any batch, on any worker.
 Ties are settled by the lower id everywhere, so a row has one answer.
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from baton.engine.masks import GrammarFailure, restrict
 from baton.engine.penalties import Seen, penalised
 from baton.engine.plan import FAILED, Sampled, SampleSpec
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
@@ -48,10 +50,16 @@ def sample(logits: Logits, spec: SampleSpec) -> Sampled:
         spec: the rules and the output position.
 
     Returns:
-        The token, with log-probabilities if asked for; `FAILED` when the logits are not finite.
+        The token, with log-probabilities if asked for; `FAILED` when the logits are not finite, or a grammar
+        cannot go on.
     """
     params = spec.params
     scores = adjust(logits, spec)
+    if spec.allowed is not None:
+        try:
+            scores = restrict(scores, spec.allowed.words())
+        except GrammarFailure as error:
+            return Sampled(FAILED, problem=str(error))
     best = int(scores.argmax())  # the first of the maxima; of a NaN, if there is one
     peak = float(scores[best])
     if not math.isfinite(peak):

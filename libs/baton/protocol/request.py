@@ -25,6 +25,28 @@ class ChatMessage(Part):
     tool_call_id: str | None = None
 
 
+class Structure(Part):
+    """The form that the answer must have; the tokenizer makes a grammar of it.
+
+    `kind` is json_object, json_schema (`text` is the schema, as JSON), regex, choice (one of `choices`), or
+    grammar (`text` in Lark or GBNF). `param` is the field of the request that errors name.
+    """
+
+    kind: str
+    text: str = ""
+    choices: list[str] = []
+    param: str = "response_format"
+
+
+class Tool(Part):
+    """A function that the model may call. `parameters` is a JSON schema, as JSON; "": any object."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+    strict: bool = False
+
+
 class Generate(Message):
     """Gateway -> tokenizer (a call): own this request. Answered `Accepted` or `Rejected`.
 
@@ -51,6 +73,10 @@ class Generate(Message):
     resend: int = 0
     choice: int = 0  # which of the answers to the same prompt: randomness is (seed, choice, index)
     echo: bool = False  # the prompt's text comes first in the answer's
+    structure: Structure | None = None
+    tools: list[Tool] = []
+    tool_choice: str = "auto"  # none, auto, required, or `name:` and the one function to call
+    parallel_tool_calls: bool = True
 
 
 class Accepted(Message):
@@ -94,18 +120,31 @@ class Timing(Part):
     transport: str = ""  # shm, tcp, none
 
 
+class CallDelta(Row):
+    """A piece of a tool call: `id` and `name` come once, with its first piece, then more of its arguments."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    start: int  # characters of this call's arguments before these
+
+
 class TextDelta(Row):
     """New text of one request. The last one of a request holds `finish` and `usage`, or `failure`."""
 
     request: str
     start: int  # index of the first character of `text` in the whole answer (Unicode code points)
     text: str
-    finish: str = ""  # stop, length
+    finish: str = ""  # stop, length, tool_calls
     tokens: list[TokenText] = []
     usage: Usage | None = None
     failure: Failure | None = None
     timing: Timing | None = None
     token_start: int = 0  # how many `tokens` of this answer came before
+    calls: list[CallDelta] = []
+    reasoning: str = ""
+    reasoning_start: int = 0  # index of the first character of `reasoning` in all of it
 
 
 class TextBatch(Message):

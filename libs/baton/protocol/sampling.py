@@ -11,9 +11,25 @@ from baton.protocol.base import Part
 MAX_LOGIT_BIAS = 1_024
 MAX_STOP_IDS = 64
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 256 * 1024
 
 StopIds = Annotated[list[int], Meta(max_length=MAX_STOP_IDS)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
+
+
+class Constraint(Part):
+    """A grammar that the output must follow, as llguidance reads it (its JSON form or Lark).
+
+    Its state is a function of the output tokens, so nothing else travels. `json`: runs of digits and white
+    space outside of strings are bounded where the grammar allows, so that a small model ends; these are
+    counted from the end of the first `skip` on (the end of the reasoning), `skip` "" being from the start,
+    and from the start as well if the output does not begin with `begin` ("": it always reasons first).
+    """
+
+    grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)]
+    json: bool = False
+    skip: str = ""
+    begin: str = ""
 
 
 class SamplingParams(Part):
@@ -37,6 +53,7 @@ class SamplingParams(Part):
     stop_token_ids: StopIds = []  # the model's own EOS ids are added by the tokenizer
     ignore_eos: bool = False  # the tokenizer then sends no EOS ids; kept for the record
     logprobs: int = -1  # -1: none; 0: of the chosen token; k: and of the k most likely
+    constraint: Constraint | None = None
 
 
 class TokenLogprobs(Part):

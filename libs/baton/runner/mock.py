@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from baton.kvcache.pool import KvPool
 from baton.protocol.liveness import Geometry, ModelInfo
 from baton.protocol.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from baton.text.grammar.states import GrammarStates
+
 NAME = "mock"
 VOCAB = 512
 RECORD_WORDS = 2  # uint64: token id, hash of all tokens up to this one
@@ -35,6 +39,7 @@ _ALPHABET = np.array([*range(97, 123), 32])
 _STRIDES = [stride for stride in range(1, len(_ALPHABET)) if stride % 3]  # those that visit all 27
 _SPACES = 5  # of 31 winners: a word has five letters or so
 _OTHER = -50.0  # logit of every other id: never drawn, yet within reach of a logit bias
+_CLOSING = np.frombuffer(b'"}]', dtype=np.uint8)  # what ends a string, an object, a list
 
 
 class MockRunner:
@@ -106,7 +111,7 @@ class MockRunner:
         digest.update(self._words[part.blocks[:whole], : size * RECORD_WORDS].tobytes())
         if rest:
             digest.update(self._words[part.blocks[whole], : rest * RECORD_WORDS].tobytes())
-        return sample(mock_logits(digest.intdigest()), part.sample)
+        return sample(mock_logits(digest.intdigest(), part.sample), part.sample)
 
     def _write(self, part: Slice) -> None:
         """Write the records of a slice's tokens, continuing from the record before them."""
@@ -128,33 +133,53 @@ class MockRunner:
 
 
 def expected_tokens(
-    prompt: list[int], params: SamplingParams, count: int | None = None, *, choice: int = 0
+    prompt: list[int],
+    params: SamplingParams,
+    count: int | None = None,
+    *,
+    choice: int = 0,
+    states: GrammarStates | None = None,
 ) -> list[int]:
     """The undisturbed output: what any way through the system must give for this prompt.
 
     Args:
         prompt: token ids, at least one.
         count: how many tokens; by default `max_tokens`. A stop id ends it sooner.
+        states: where the masks of a constrained output come from.
     """
     wanted = params.max_tokens if count is None else count
     tokens = list(prompt)
     records = np.empty((len(prompt) + wanted, RECORD_WORDS), dtype="<u8")
     records[: len(prompt)] = _records(_FIRST, prompt)
+    key = ("expected", 0, choice)
     for index in range(wanted):
         known = len(tokens)
-        logits = mock_logits(xxhash.xxh3_64_intdigest(records[:known].tobytes()))
-        token = sample(logits, SampleSpec(params, choice, index, tokens, len(prompt))).token
+        spec = SampleSpec(params, choice, index, tokens, len(prompt))
+        if states is not None:
+            spec.allowed = states.begin(key, spec)
+        token = sample(mock_logits(xxhash.xxh3_64_intdigest(records[:known].tobytes()), spec), spec).token
         if token == FAILED:
             break
         records[known] = _records(int(records[known - 1, 1]), [token])
         tokens.append(token)
+        if states is not None and states.complete(key, token):
+            break
         if token in params.stop_token_ids and index >= params.min_tokens:
             break
     return tokens[len(prompt) :]
 
 
-def mock_logits(digest: int) -> npt.NDArray[np.float32]:
-    """float32 [VOCAB], read-only: one clear maximum, the letters below in an order of their own."""
+def mock_logits(digest: int, spec: SampleSpec) -> npt.NDArray[np.float32]:
+    """float32 [VOCAB], read-only: one clear maximum, the letters below in an order of their own.
+
+    Under a grammar the letters may all be forbidden: then every id has a chance, and what closes a string,
+    an object or a list a good one, so that even this model comes to an end.
+    """
+    if spec.params.constraint is not None:
+        logits = np.random.Generator(np.random.PCG64(digest)).random(VOCAB, dtype=np.float32)
+        logits[_CLOSING] += np.float32(0.95)
+        logits.flags.writeable = False
+        return logits
     winner = min(digest % (len(_ALPHABET) - 1 + _SPACES), len(_ALPHABET) - 1)
     return _table()[winner, (digest >> 32) % len(_STRIDES)]
 

@@ -14,7 +14,9 @@ from baton.text.grammar.vocabulary import Vocabulary
 
 MAX_CACHED = 256
 # A lexer state takes 1 to 2 KB; 20,000 Earley items about 1 ms (llguidance's own figures).
-_LIMITS = {"max_lexer_states": 50_000, "step_max_items": 20_000, "max_grammar_size": 200_000}
+MAX_LEXER_STATES = 50_000
+MAX_STEP_ITEMS = 20_000
+MAX_GRAMMAR_SIZE = 200_000
 
 
 class GrammarCompiler:
@@ -62,7 +64,12 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> LLMatcher | GrammarError:
         vocabulary = self.vocabulary
-        limits = LLParserLimits(verbose_errors=False, **_LIMITS)
+        limits = LLParserLimits(
+            max_lexer_states=MAX_LEXER_STATES,
+            step_max_items=MAX_STEP_ITEMS,
+            max_grammar_size=MAX_GRAMMAR_SIZE,
+            verbose_errors=False,
+        )
         matcher = LLMatcher(vocabulary.ll, grammar, log_level=0, limits=limits)
         if not matcher.is_error():
             words = np.zeros(vocabulary.size, dtype=np.uint32)

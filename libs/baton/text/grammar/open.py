@@ -18,6 +18,4 @@ def open_compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def open_states(model: str, cache_dir: str) -> GrammarStates:
     """A worker's grammar states; the tokenizer is read with the first grammar."""
-    return GrammarStates(
-        GrammarCompiler(lambda: Vocabulary(load_tokenizer(resolve(model, cache_dir)), TAGS))
-    )
+    return GrammarStates(GrammarCompiler(lambda: Vocabulary(load_tokenizer(resolve(model, cache_dir)), TAGS)))

@@ -1,4 +1,4 @@
-"""JSON schemas: refused by name and place where they cannot be kept, and closed so that a small model ends."""
+"""JSON schemas: refused by name and place where they cannot be kept, closed so that a small model ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _FORMAT = re.compile(r"Unknown format: (.*)")
 # Validation keywords of some draft that llguidance passes over in silence.
 _PASSED_OVER = {"additionalItems": "use prefixItems, and items: false", "$recursiveRef": "use $ref"}
 # Keywords whose value is a schema, a list of schemas, or schemas by name.
-_ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
-_ONE += ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
+_ONE = (
+    *("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
+)
 _SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COMBINING = ("allOf", "anyOf", "oneOf", "$ref", "patternProperties", "unevaluatedProperties")

@@ -1,4 +1,4 @@
-"""Texts around tool calls and reasoning that grammars spell out, special tokens though some models have them as.
+"""Texts around tool calls and reasoning that grammars spell out, special tokens though some may be.
 
 The same wherever a grammar is compiled, so that it means the same at the tokenizer and at every worker.
 """
