@@ -159,7 +159,7 @@ class RouterService:
             self._view.heard(beat)
             if beat.state in (State.READY, State.DRAINING):
                 self._feed.heard(beat)
-        if self._host.beat.routable != self._routable() or len(self._queue):
+        if not self._warm or len(self._queue) or self._host.beat.routable != self._routable():
             self._changed.set()
 
     async def _rounds(self) -> None:
