@@ -75,7 +75,7 @@ def from_folder(
     decoder = _state(rust.decoder)
     return Tokenizer(
         FolderEncoder(rust, special_ids, space_first=space_first),
-        _token_bytes(rust, decoder, {id_: token.content for id_, token in added.items()}, path),
+        _token_bytes(rust, decoder, frozenset(added), path),
         vocab_size=vocab_size,
         specials=specials,
         bos_id=bos_id,
@@ -147,7 +147,7 @@ def _drops_first_space(decoder: list[dict[str, Any]]) -> bool:
 
 
 def _token_bytes(
-    rust: RustTokenizer, decoder: list[dict[str, Any]], added: dict[int, str], path: Path
+    rust: RustTokenizer, decoder: list[dict[str, Any]], added: frozenset[int], path: Path
 ) -> Callable[[int], bytes]:
     kinds = {step["type"] for step in decoder}
     byte_level = "ByteLevel" in kinds
@@ -156,14 +156,11 @@ def _token_bytes(
         raise UnsupportedModel(f"{path}: decoder {named}; only byte-level and SentencePiece ones are read")
 
     def token_bytes(token: int) -> bytes:
-        text = added.get(token)
-        if text is not None:
-            return text.encode()
         text = rust.id_to_token(token)
         if text is None:
             return b""
         if byte_level:
-            return byte_level_bytes(text)
+            return text.encode() if token in added else byte_level_bytes(text)
         byte = spm_byte(text) if "ByteFallback" in kinds else None
         return spm_bytes(text) if byte is None else bytes([byte])
 

@@ -70,7 +70,9 @@ class ChatTemplate:
         arguments = arguments or {}
         if not _RESERVED.isdisjoint(arguments):
             taken = ", ".join(sorted(_RESERVED & set(arguments)))
-            raise RequestError.of(Code.INVALID_REQUEST, f"template arguments may not be named {taken}")
+            name = "chat_template_kwargs"
+            words = f"{name}: template arguments may not be named {taken}"
+            raise RequestError.of(Code.INVALID_REQUEST, words, param=name)
         marks = marks or Marks(LongestMatch({}))
         protected = marks.protect([_plain(message) for message in messages])
         context = {

@@ -33,6 +33,7 @@ MARKED = [
     "a  <|right|>  b<|right|>",
     "<|left|><|right|> ",
     "a word sword words",
+    "a<tag>  b",
 ]
 
 
@@ -107,6 +108,7 @@ def trained(kind: str) -> RustTokenizer:
     state["added_tokens"] = [token for token in state["added_tokens"] if token["content"] in ("<s>", "</s>")]
     tokenizer = RustTokenizer.from_str(json.dumps(state))
     tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.add_tokens([AddedToken("\u2581\u2581", normalized=True), AddedToken("<tag>", normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return tokenizer
 
