@@ -251,7 +251,7 @@ class Worker:
             log.error("%s: this worker is unhealthy", words)
             self._host.beat.state, self._host.beat.note = State.UNHEALTHY, words
             await self._host.announce()
-            hung = self._control.closed = Failure(code=Code.WORKER_LOST, message=words)
+            hung = self._control.closed = Failure(code=Code.DRAINING, message=words)
             self._inbound.drop_all(words)
             for job in self._jobs:
                 await self._jobs.fail(job, hung)

@@ -8,34 +8,39 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baton.bus.connection import Bus, CallRejected, CallTimeout, NoResponder
+from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
 from baton.kvcache.hashing import chain, root_hash
-from baton.protocol.base import pack_hashes
+from baton.protocol.base import Message, pack_hashes
 from baton.protocol.codec import Codec
-from baton.protocol.errors import Code, RequestError
+from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, WorkerInfo
 from baton.protocol.placing import Place, Placed, Placement, Target, Unreachable
 from baton.protocol.request import Accepted, Rejected
-from baton.protocol.work import Cancel, Run
+from baton.protocol.work import Cancel, Ended, Move, Run
+from baton.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from baton_services.tokenizer.live import LiveRequest
 
+log = get_logger(__name__)
+
 # A `Place` waits in the router's queue; asked again this often, so that a router's death is noticed.
 PLACE_ROUND_S = 2.0
+MOVE_PLACE_S = 1.0
 RUN_TIMEOUT_S = 0.5
 ROUTER_RETRY_S = 0.1
+PAUSE_S = 2.0  # a bus away for longer ends what is live
+BACKOFF_S = 0.05  # from the second setback in a row on, doubled each time
+BACKOFF_MOST_S = 1.0
+LOSSES = 8  # workers that may die under one request, before it is taken for what kills them
+AVOIDED = 32
+
 # What one more try elsewhere can mend. Everything else would fail everywhere.
-RETRIABLE = {
-    Code.WORKER_LOST,
-    Code.TRANSFER_FAILED,
-    Code.DECODE_FULL,
-    Code.DRAINING,
-    Code.STALE,
-    Code.OVERLOADED,
-    Code.FINGERPRINT,
-}
+NOBODYS_FAULT = {Code.WORKER_LOST, Code.DECODE_FULL, Code.DRAINING, Code.STALE, Code.OVERLOADED}
+COUNTED = {Code.TRANSFER_FAILED, Code.FINGERPRINT, Code.INTERNAL}
+# What a prefill worker says of the decode worker that it hands over to.
+OF_THE_RECEIVER = {Code.WORKER_LOST, Code.DECODE_FULL, Code.TRANSFER_FAILED, Code.FINGERPRINT}
 
 _placement_codec = Codec(Placement, Rejected)
 _accepted_codec = Codec(Accepted, Rejected)
@@ -53,73 +58,188 @@ class Dispatcher:
         self._directory = directory
         self._tokens_subject = tokens_subject
         self._max_attempts = max_attempts
+        self._info: WorkerInfo | None = None  # what workers are, as last seen
 
     async def dispatch(self, live: LiveRequest) -> None:
-        """Returns once a worker has accepted the sequence.
+        """Returns once a worker has accepted the sequence, or the request is over.
 
         Raises:
             RequestError: the router refused, the deadline passed, or every attempt failed.
-            BusDown: the bus is away.
+            BusDown: the bus is away for longer than a pause.
         """
         while not live.over:
-            live.begin_attempt()
-            started = time.monotonic()
-            live.placement = placement = await self._place(live)
-            live.timing.place_ms += (time.monotonic() - started) * 1000
-            target = placement.prefill or placement.decode
             try:
-                await self._run(live, placement, target)
-            except (NoResponder, CallTimeout):
-                await self.lost(live, target)
-            except CallRejected as refusal:
-                if refusal.failure.code not in RETRIABLE:
-                    raise RequestError(refusal.failure) from refusal
-                await self.failed(live, target, refusal)
-            else:
-                live.heard = time.monotonic()
-                return
+                if await self._try(live):
+                    return
+            except BusDown:
+                await self.withdraw(live, "the bus went away")
+                await self._bus_back()
+
+    async def _try(self, live: LiveRequest) -> bool:
+        """One attempt; whether it runs."""
+        if live.setbacks > 1:
+            await asyncio.sleep(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** min(live.setbacks - 2, 10)))
+        live.begin_attempt()
+        started = time.monotonic()
+        live.placement = placement = await self._place(live)
+        live.timing.place_ms += (time.monotonic() - started) * 1000
+        target = placement.prefill or placement.decode
+        if live.over:
+            return True
+        try:
+            await self._run(live, placement, target)
+        except (NoResponder, CallTimeout):
+            await self.lost(live, target)
+        except CallRejected as refusal:
+            await self.failed(live, target, refusal.failure)
+        live.heard = live.progressed = time.monotonic()
+        return live.placement is placement  # not if it failed, perhaps even before it was accepted
 
     async def lost(self, live: LiveRequest, target: Target) -> None:
-        """A worker is gone: exclude it here and at the router. Uses up no attempt."""
-        self._directory.exclude(target.id, target.epoch)
-        live.avoid.append((target.id, target.epoch))
-        router = self._router()
-        if router is not None:
-            await self._bus.publish(router.subject, Unreachable(worker=target.id, epoch=target.epoch))
-        await self.withdraw(live, "worker lost")
-
-    async def failed(self, live: LiveRequest, target: Target, cause: CallRejected | RequestError) -> None:
-        """An attempt failed of itself: avoid that worker, give up after `max_attempts`.
+        """A worker is gone: exclude it here and at the router. Uses up no attempt.
 
         Raises:
-            RequestError: this was the last attempt.
+            RequestError: too many have died under this request.
         """
-        live.failures += 1
-        if live.failures >= self._max_attempts:
-            raise RequestError(cause.failure)
-        live.avoid.append((target.id, target.epoch))
-        await self.withdraw(live, cause.failure.message)
+        self._directory.exclude(target.id, target.epoch)
+        await self._tell_router(Unreachable(worker=target.id, epoch=target.epoch))
+        words = f"worker {target.id} was lost"
+        live.losses += 1
+        if live.losses > LOSSES:
+            raise RequestError.of(
+                Code.WORKER_LOST, f"{words}, as were {LOSSES} others that this request was on"
+            )
+        await self._again(live, target, words)
+
+    async def failed(self, live: LiveRequest, target: Target, failure: Failure) -> None:
+        """An attempt failed: avoid that worker; what is the request's own fault, give up in the end.
+
+        Raises:
+            RequestError: no other try would help, or this was the last one.
+        """
+        if failure.code in COUNTED:
+            live.failures += 1
+        hopeless = failure.code not in COUNTED | NOBODYS_FAULT
+        if hopeless or live.failures >= self._max_attempts:
+            raise RequestError(failure)
+        if failure.code is Code.WORKER_LOST:
+            await self.lost(live, target)
+        else:
+            await self._again(live, target, failure.message)
+
+    def culprit(self, live: LiveRequest, worker: str, code: Code) -> Target | None:
+        """Which leg of the current attempt a failure told by `worker` is about; None: no matter any more."""
+        placement = live.placement
+        if placement is None:
+            return None
+        teller = next((leg for leg in live.legs() if leg.id == worker), None)
+        about_the_other = teller is placement.prefill and code in OF_THE_RECEIVER
+        return placement.decode if teller is not None and about_the_other else teller
+
+    async def forgotten(self, live: LiveRequest) -> None:
+        """Its workers live, but know nothing of it: a message was lost on the way."""
+        live.setbacks += 1
+        await self.withdraw(live, "lost on the way")
+
+    async def _again(self, live: LiveRequest, target: Target, reason: str) -> None:
+        live.setbacks += 1
+        live.avoid = [*live.avoid[1 - AVOIDED :], (target.id, target.epoch)]
+        await self.withdraw(live, reason)
 
     async def withdraw(self, live: LiveRequest, reason: str) -> None:
         """Tells every leg and the router that this attempt is over. Idempotent."""
         placement, live.placement = live.placement, None
-        if placement is None:
-            return
-        message = Cancel(request=live.id, attempt=live.attempt, reason=reason)
-        for target in filter(None, (placement.prefill, placement.decode)):
-            await self._bus.publish(target.subject, message)
-        await self.placed(live)
+        if placement is not None:
+            message = Cancel(request=live.id, attempt=live.attempt, reason=reason)
+            for target in filter(None, (placement.prefill, placement.decode)):
+                await self._publish(target.subject, message)
+        await self.placed(live.id, live.attempt)
 
-    async def placed(self, live: LiveRequest) -> None:
-        """Tells the router that the placement no longer weighs."""
+    async def ended(self, live: LiveRequest) -> None:
+        """The last token is here: its worker may forget the stream, the router the placement."""
+        for leg in live.legs():
+            await self._publish(leg.subject, Ended(request=live.id, attempt=live.attempt))
+        await self.placed(live.id, live.attempt)
+
+    async def placed(self, request: str, attempt: int) -> None:
+        """Tells the router that a placement no longer weighs, or is no longer asked for."""
+        if attempt >= 0:
+            await self._tell_router(Placed(request=request, attempt=attempt))
+
+    async def move(self, live: LiveRequest) -> bool:
+        """Has a sequence moved off its draining worker. False: nothing was done.
+
+        Raises:
+            RequestError, BusDown: as `dispatch`; the attempt is withdrawn, and the request to be replayed.
+        """
+        (source,), attempt = live.legs(), live.attempt
+        target = await self._place_to_move(live, source)
+        if target is None:
+            return False
+        if live.over or live.attempt != attempt or live.placement is None:
+            await self.placed(live.id, attempt + 1)
+            return False
+        live.begin_attempt()
+        live.placement = Placement(prefill=source, decode=target)  # either may hold it now
+        order = Move(
+            request=live.id, attempt=attempt, successor=live.attempt, target=target, start=len(live.output)
+        )
+        await self.placed(live.id, attempt)
+        try:
+            await self._bus.call(source.subject, order, _accepted_codec, timeout_s=RUN_TIMEOUT_S)
+        except (NoResponder, CallTimeout, CallRejected, BusDown) as error:
+            await self.withdraw(live, f"could not be moved: {error}")
+        live.heard = live.progressed = time.monotonic()
+        return True
+
+    async def _place_to_move(self, live: LiveRequest, source: Target) -> Target | None:
+        router, query = self._router(), self._query(live, int(MOVE_PLACE_S * 1000))
+        if router is None or query is None:
+            return None
+        query.attempt, query.moving = live.attempt + 1, True
+        query.avoid = [*live.avoid, (source.id, source.epoch)]
+        try:
+            reply = await self._bus.call(
+                router.subject, query, _placement_codec, timeout_s=MOVE_PLACE_S + RUN_TIMEOUT_S
+            )
+        except (NoResponder, CallTimeout, CallRejected, BusDown):
+            await self.placed(live.id, query.attempt)
+            return None
+        assert isinstance(reply, Placement)
+        if reply.decode.id != source.id:
+            return reply.decode
+        await self.placed(live.id, query.attempt)
+        return None
+
+    async def _publish(self, subject: str, message: Message) -> None:
+        """Sends what need not arrive: whoever misses it finds out otherwise."""
+        try:
+            await self._bus.publish(subject, message)
+        except BusDown:
+            log.debug("%s not sent: the bus is away", type(message).__name__)
+
+    async def _tell_router(self, message: Message) -> None:
         router = self._router()
         if router is not None:
-            await self._bus.publish(router.subject, Placed(request=live.id, attempt=live.attempt))
+            await self._publish(router.subject, message)
 
-    def worker_info(self) -> WorkerInfo | None:
-        """What the live workers are (the oldest decode worker's word, else any prefill worker's)."""
+    async def _bus_back(self) -> None:
+        """Waits out a pause.
+
+        Raises:
+            BusDown: it lasts for too long.
+        """
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                await self._bus.up.wait()
+        except TimeoutError as error:
+            raise BusDown("the bus is away") from error
+
+    def _worker_info(self) -> WorkerInfo | None:
+        """What workers are (the oldest decode worker's word, else a prefill worker's), or were last."""
         beats = [*self._directory.live(Role.DECODE), *self._directory.live(Role.PREFILL)]
-        return next((beat.worker for beat in beats if beat.worker is not None), None)
+        self._info = next((beat.worker for beat in beats if beat.worker is not None), self._info)
+        return self._info
 
     def _router(self) -> Heartbeat | None:
         routers = self._directory.live(Role.ROUTER)
@@ -129,6 +249,8 @@ class Dispatcher:
         while True:
             now = time.monotonic()
             left = live.remaining_ms(now)
+            if live.over:
+                raise RequestError.of(Code.CANCELLED, "cancelled")
             if left <= 0:
                 raise RequestError.of(Code.DEADLINE, "no worker had room before the request's deadline")
             router, query = self._router(), self._query(live, left)
@@ -150,7 +272,7 @@ class Dispatcher:
                 return reply
 
     def _query(self, live: LiveRequest, left_ms: int) -> Place | None:
-        info = self.worker_info()
+        info = self._worker_info()
         if info is None:
             return None
         known = live.prompt + live.output

@@ -34,9 +34,12 @@ class LiveRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     attempt: int = -1  # none yet
     failures: int = 0  # attempts that failed of themselves; lost workers do not count
+    losses: int = 0  # workers that died under it
+    setbacks: int = 0  # attempts that ended, whyever, since its last new token
     placement: Placement | None = None
     avoid: list[tuple[str, int]] = field(default_factory=list)
     heard: float = 0.0  # when its worker was last heard of it
+    progressed: float = 0.0  # when it was placed, or got its last new token
     cached_tokens: int = 0
     timing: Timing = field(default_factory=Timing)
     holder: str = ""  # the worker whose tokens arrive; until then any leg may hold it
@@ -97,6 +100,7 @@ class LiveRequest:
             priority=self.generate.priority,
             salt=self.generate.cache_salt,
             deadline_ms=self.remaining_ms(now),
+            delivered=len(self.output),
             cached_tokens=self.cached_tokens,
             timing=self.timing,
         )

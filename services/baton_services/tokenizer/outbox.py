@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.bus.connection import Bus, BusDown
+from baton.protocol.codec import MalformedMessage
 from baton.protocol.request import TextBatch, TextDelta
+from baton.telemetry.logs import get_logger
+
+log = get_logger(__name__)
 
 
 class Outbox:
@@ -27,14 +31,26 @@ class Outbox:
         self._waiting.setdefault(subject, []).append(delta)
 
     async def flush(self) -> None:
-        """Sends what waits. While the bus is away it is dropped: the gateway asks or ends by itself."""
+        """Sends what waits. While the bus is away it is kept; after two seconds requests end."""
         waiting, self._waiting = self._waiting, {}
         for subject, deltas in waiting.items():
-            batch = TextBatch(tokenizer=self._tokenizer, epoch=self._epoch, deltas=deltas)
             try:
-                await self._bus.publish(subject, batch, reply=self._watch(subject))
+                await self._send(subject, deltas)
             except BusDown:
-                self._waiting.setdefault(subject, []).extend(deltas)
+                self._waiting[subject] = deltas + self._waiting.get(subject, [])
+
+    async def _send(self, subject: str, deltas: list[TextDelta]) -> None:
+        """One message, or several where one would be larger than the bus takes."""
+        batch = TextBatch(tokenizer=self._tokenizer, epoch=self._epoch, deltas=deltas)
+        try:
+            await self._bus.publish(subject, batch, reply=self._watch(subject))
+        except MalformedMessage as error:
+            if len(deltas) == 1:
+                log.error("text of %s cannot be sent: %s", deltas[0].request, error)
+                return
+            middle = len(deltas) // 2
+            await self._send(subject, deltas[:middle])
+            await self._send(subject, deltas[middle:])
 
     def _watch(self, subject: str) -> str:
         reply = self._watched.get(subject)

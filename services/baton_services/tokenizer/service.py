@@ -12,14 +12,15 @@ from baton.protocol.codec import MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, State
 from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextDelta
-from baton.protocol.work import Cancel, Drain, Ended, TokenBatch, Tokens
+from baton.protocol.work import Cancel, Drain, Leaving, TokenBatch, Tokens
 from baton.service.host import ServiceHost
 from baton.telemetry.logs import get_logger
-from baton_services.tokenizer.dispatch import RETRIABLE, Dispatcher
+from baton_services.tokenizer.dispatch import Dispatcher
 from baton_services.tokenizer.figures import Figures
 from baton_services.tokenizer.live import LiveRequest
 from baton_services.tokenizer.outbox import Outbox
 from baton_services.tokenizer.prepare import Preparer, load_text
+from baton_services.tokenizer.replays import INTERNAL, Replays
 from baton_services.tokenizer.vigil import Vigil
 
 log = get_logger(__name__)
@@ -50,8 +51,9 @@ class TokenizerService:
         self._preparer = Preparer(text, info, host.settings.tokenizer.threads)
         self._group = group
         requests = await self._bus.inbox(host.subject, Generate, CancelRequest, Inquire, Drain)
-        tokens = await self._bus.inbox(self._tokens_subject, TokenBatch)
-        vigil = Vigil(self._live, self._bus, host.directory, lost=self._lost, end=self._end_with)
+        tokens = await self._bus.inbox(self._tokens_subject, TokenBatch, Leaving)
+        self._replays = Replays(self._dispatcher, group.create_task, self._end_with)
+        vigil = self._vigil = Vigil(self._live, self._bus, host.directory, self._replays, end=self._end_with)
         group.create_task(self._serve_requests(requests))
         group.create_task(self._serve_tokens(tokens))
         group.create_task(vigil.run(self._outbox))
@@ -116,45 +118,34 @@ class TokenizerService:
             self._figures.began(live)
         except RequestError as error:
             await self._end_with(live, error.failure)
-            await self._outbox.flush()
         except Exception:
             log.exception("could not prepare request %s", live.id)
-            await self._end_with(live, _INTERNAL)
-            await self._outbox.flush()
+            await self._end_with(live, INTERNAL)
         else:
-            await self._dispatch(live)
-
-    async def _dispatch(self, live: LiveRequest) -> None:
-        """Runs until a worker has accepted the request, or it is over."""
-        if live.dispatching or live.over:
-            return
-        live.dispatching = True
-        try:
-            await self._dispatcher.dispatch(live)
-            if live.over:
-                await self._dispatcher.withdraw(live, "over before it ran")
-        except RequestError as error:
-            await self._end_with(live, error.failure)
-        except BusDown:
-            await self._end_with(live, _BUS_LOST)
-        except Exception:
-            log.exception("could not dispatch request %s", live.id)
-            await self._end_with(live, _INTERNAL)
-        finally:
-            live.dispatching = False
+            await self._replays.run(live)
         await self._outbox.flush()
 
     # --- tokens in -----------------------------------------------------------------------------------
 
     async def _serve_tokens(self, inbox: Inbox) -> None:
         async for delivery in inbox:
+            if isinstance(delivery.message, Leaving):
+                self._leaving(delivery.message)
+                continue
             batch: TokenBatch = delivery.message
+            self._vigil.heard(batch.worker, batch.epoch)
             try:
                 for item in batch.items:
                     await self._on_item(batch, item)
                 await self._outbox.flush()
             except BusDown:
                 log.debug("tokens of %s arrived while the bus went away", batch.worker)
+
+    def _leaving(self, message: Leaving) -> None:
+        for request, attempt in message.requests:
+            live = self._live.get(request)
+            if live is not None and live.attempt == attempt:
+                self._replays.leaving(live, message.worker, message.epoch)
 
     async def _on_item(self, batch: TokenBatch, item: Tokens) -> None:
         live = self._live.get(item.request)
@@ -166,26 +157,13 @@ class TokenizerService:
             return
         live.heard = time.monotonic()
         if item.failure is not None:
-            await self._failed(live, batch, item.failure)
+            await self._replays.failed(live, batch.worker, item.failure)
             return
         try:
             await self._take_tokens(live, batch, item)
         except MalformedMessage as error:
             log.error("tokens of %s for %s: %s", batch.worker, live.id, error)
-            await self._end_with(live, _INTERNAL)
-
-    async def _failed(self, live: LiveRequest, batch: TokenBatch, failure: Failure) -> None:
-        if failure.code not in RETRIABLE:
-            await self._end_with(live, failure)
-            return
-        culprit = next((leg for leg in live.legs() if leg.id == batch.worker), None)
-        try:
-            if culprit is not None:
-                await self._dispatcher.failed(live, culprit, RequestError(failure))
-        except RequestError as error:
-            await self._end_with(live, error.failure)
-        else:
-            self._group.create_task(self._dispatch(live))
+            await self._end_with(live, INTERNAL)
 
     async def _take_tokens(self, live: LiveRequest, batch: TokenBatch, item: Tokens) -> None:
         news = live.receive(item)
@@ -195,7 +173,8 @@ class TokenizerService:
         tokens, logprobs, finish = news
         if item.cached_tokens and not live.output:
             live.cached_tokens = item.cached_tokens
-        live.holder = batch.worker
+        if tokens or finish:
+            live.holder, live.setbacks, live.progressed = batch.worker, 0, live.heard
         live.output += tokens
         live.logprobs += logprobs
         self._figures.tokens(live, len(tokens))
@@ -203,21 +182,18 @@ class TokenizerService:
         text, described = live.answer.push(tokens, logprobs, finish)
         delta = TextDelta(live.id, start, text, tokens=described, token_start=token_start)
         if live.answer.finish:
-            await self._finish(live, batch, item, delta)
+            await self._finish(live, item, delta)
         elif text or described:
             self._outbox.put(live.generate.reply_to, delta)
 
-    async def _finish(self, live: LiveRequest, batch: TokenBatch, item: Tokens, last: TextDelta) -> None:
+    async def _finish(self, live: LiveRequest, item: Tokens, last: TextDelta) -> None:
         timing = item.timing or live.timing
         last.finish, last.usage, last.timing = live.answer.finish, live.usage(), timing
         self._outbox.put(live.generate.reply_to, last)
         self._figures.ended(live, live.answer.finish)
         self._forget(live)
         if item.total >= 0:
-            beat = self._host.directory.get(batch.worker)
-            if beat is not None:
-                await self._bus.publish(beat.subject, Ended(request=live.id, attempt=live.attempt))
-            await self._dispatcher.placed(live)
+            await self._dispatcher.ended(live)
         else:  # our stop string: the worker would go on
             await self._dispatcher.withdraw(live, "stop string")
 
@@ -237,10 +213,7 @@ class TokenizerService:
     async def _cancel(self, live: LiveRequest, reason: str) -> None:
         if not live.over:
             self._forget(live)
-        try:
-            await self._dispatcher.withdraw(live, reason)
-        except BusDown:
-            log.debug("request %s ended while the bus was away", live.id)
+        await self._dispatcher.withdraw(live, reason)
 
     def _forget(self, live: LiveRequest) -> None:
         live.over = True
@@ -248,32 +221,19 @@ class TokenizerService:
 
     # --- peers ---------------------------------------------------------------------------------------
 
-    def _lost(self, live: LiveRequest, worker: str, epoch: int) -> None:
-        """A worker that held `live` is gone: replay elsewhere."""
-        self._group.create_task(self._replay(live, worker, epoch))
-
-    async def _replay(self, live: LiveRequest, worker: str, epoch: int) -> None:
-        if live.dispatching or live.over:
-            return
-        target = next((leg for leg in live.legs() if (leg.id, leg.epoch) == (worker, epoch)), None)
-        if target is None:
-            return
-        log.warning(
-            "request %s: worker %s is gone, replaying from token %d", live.id, worker, len(live.output)
-        )
-        try:
-            await self._dispatcher.lost(live, target)
-        except BusDown:
-            return
-        await self._dispatch(live)
-
     def _peer_changed(self, beat: Heartbeat, kind: str) -> None:
-        if kind == "left" and beat.role in (Role.PREFILL, Role.DECODE):
-            for live in list(self._live.values()):
-                if any((leg.id, leg.epoch) == (beat.id, beat.epoch) for leg in live.legs()):
-                    self._lost(live, beat.id, beat.epoch)
         if beat.role is Role.ROUTER:
             self._check_routable()
+        if beat.role not in (Role.PREFILL, Role.DECODE):
+            return
+        if kind != "left":
+            self._vigil.heard(beat.id, beat.epoch)
+            return
+        self._vigil.left(beat.id, beat.epoch)
+        for live in list(self._live.values()):
+            for leg in live.legs():
+                if (leg.id, leg.epoch) == (beat.id, beat.epoch):
+                    self._replays.lost(live, leg)
 
     def _check_routable(self) -> None:
         routers = self._host.directory.live(Role.ROUTER)
@@ -290,9 +250,3 @@ class TokenizerService:
 
 def _reject(code: Code, message: str) -> Rejected:
     return Rejected(failure=Failure(code=code, message=message))
-
-
-_INTERNAL = Failure(
-    code=Code.INTERNAL, message="the tokenizer failed on this request; its log has the reason"
-)
-_BUS_LOST = Failure(code=Code.BUS_LOST, message="the message bus went away; please send the request again")
