@@ -34,6 +34,7 @@ class Exchange:
     tokens: int = 0  # logprob entries taken so far
     over: bool = False  # the last delta has come, or the client has gone
     gap: bool = False  # text is missing: the owner must begin again
+    handing: bool = False  # an owner is being looked for
     wake: Callable[[], None] = _nobody  # called when there is something to take
     _waiting: deque[TextDelta] = field(default_factory=deque)
 

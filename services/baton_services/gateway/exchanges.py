@@ -25,6 +25,7 @@ SILENCE_S = 3.0
 ROUND_S = 0.25
 PAUSE_S = 2.0
 OWNERLESS_S = 10.0  # how long a request without a tokenizer waits for one to come back
+EXPECTED_BACK_S = 30.0  # a tokenizer seen this recently may come back
 RETRY_S = 0.1
 
 _codec = Codec(Accepted, Rejected)
@@ -37,6 +38,7 @@ class Exchanges:
         self._bus = bus
         self._directory = directory
         self._live: dict[str, Exchange] = {}
+        self._served: dict[str, float] = {}  # model -> when it could last be asked; monotonic seconds
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -66,7 +68,7 @@ class Exchanges:
         exchange = Exchange(generate, time.monotonic() + generate.deadline_ms / 1000, wake=wake)
         self._live[exchange.id] = exchange
         try:
-            await self._hand(exchange, wait_s=0.0)
+            await self._hand(exchange, wait_s=self._patience_s(generate.model))
         except BaseException:
             exchange.over = True
             self._live.pop(exchange.id, None)
@@ -93,10 +95,18 @@ class Exchanges:
         Raises:
             RequestError: every tokenizer refused, or none came.
         """
-        until = time.monotonic() + wait_s
+        exchange.handing = True
+        try:
+            await self._find_owner(exchange, time.monotonic() + wait_s)
+        finally:
+            exchange.handing = False
+
+    async def _find_owner(self, exchange: Exchange, until: float) -> None:
         refusal: Failure | None = None
         while not exchange.over:
             for beat in self._owners(exchange.generate.model):
+                # From here on its text is taken: it may well come before the answer to this call.
+                exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
                 try:
                     await self._bus.call(beat.subject, exchange.generate, _codec, timeout_s=ACCEPT_S)
                 except NoResponder:
@@ -114,17 +124,36 @@ class Exchanges:
                     raise RequestError(_TOO_LARGE) from error
                 except CallRejected as error:
                     refusal = error.failure
-                except BusDown as error:
-                    raise RequestError(_BUS_LOST) from error
+                except BusDown:
+                    await self._bus_back()
+                    until = max(until, time.monotonic() + ACCEPT_S)  # once more, at least
                 else:
-                    exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
                     exchange.heard = time.monotonic()
                     if exchange.over:  # ended from this side while it was being handed over
                         await self._cancel(exchange.id, beat.subject, "nobody waits for it")
                     return
-            if time.monotonic() >= until:
+                exchange.owner = None
+            overloaded = refusal is not None and refusal.code is Code.OVERLOADED
+            if overloaded or time.monotonic() >= until:
                 raise RequestError(refusal or self._nobody(exchange.generate.model))
             await asyncio.sleep(RETRY_S)
+
+    async def _bus_back(self) -> None:
+        """Waits out a pause of the bus.
+
+        Raises:
+            RequestError: it lasts for too long.
+        """
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                await self._bus.up.wait()
+        except TimeoutError as error:
+            raise RequestError(_BUS_LOST) from error
+
+    def _patience_s(self, model: str) -> float:
+        """How long a new request waits for a tokenizer: only if one was here just now, and will be back."""
+        served = self._served.get(model, -EXPECTED_BACK_S)
+        return OWNERLESS_S if time.monotonic() - served < EXPECTED_BACK_S else 0.0
 
     def _tokenizers(self) -> list[Heartbeat]:
         beats = self._directory.live(Role.TOKENIZER)
@@ -165,6 +194,8 @@ class Exchanges:
                 owner = None if exchange is None else exchange.owner
                 if exchange is None or (owner is not None and (owner.id, owner.epoch) != sender):
                     await self._disown(batch, delta)
+                elif delta.failure is not None and delta.failure.code is Code.DRAINING:
+                    self._spawn(self._begin_again(exchange))  # its tokenizer stops; another one goes on
                 else:
                     exchange.put(delta)
 
@@ -180,6 +211,7 @@ class Exchanges:
         while True:
             await asyncio.sleep(ROUND_S)
             now, away = time.monotonic(), self._bus.down_since
+            self._served |= dict.fromkeys(self.models(), now)
             for exchange in list(self._live.values()):
                 if exchange.over:
                     continue
@@ -208,6 +240,8 @@ class Exchanges:
                 await self._begin_again(exchange)
 
     async def _begin_again(self, exchange: Exchange) -> None:
+        if exchange.handing or exchange.over:
+            return
         exchange.owner, exchange.gap = None, False
         exchange.generate.resend += 1
         exchange.generate.deadline_ms = max(1, int((exchange.deadline - time.monotonic()) * 1000))

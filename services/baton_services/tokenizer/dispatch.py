@@ -266,7 +266,9 @@ class Dispatcher:
             except CallTimeout:
                 continue
             except CallRejected as refusal:
-                raise RequestError(refusal.failure) from refusal
+                if refusal.failure.code is not Code.DRAINING:  # the standby takes over
+                    raise RequestError(refusal.failure) from refusal
+                await asyncio.sleep(ROUTER_RETRY_S)
             else:
                 assert isinstance(reply, Placement)
                 return reply
