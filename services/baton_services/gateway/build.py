@@ -12,6 +12,7 @@ from baton.protocol.request import MAX_STOP_CHARS, MAX_STOP_STRINGS, Generate
 from baton.protocol.sampling import SamplingParams
 from baton_services.gateway.errors import invalid, unsupported
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
+from baton_services.gateway.structure import structure
 from baton_services.gateway.turns import turns
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -26,11 +27,6 @@ _REFUSED = {
     "audio": "audio output",
     "prediction": "predicted output",
     "web_search_options": "web search",
-    "guided_json": "guided decoding",
-    "guided_regex": "guided decoding",
-    "guided_choice": "guided decoding",
-    "guided_grammar": "guided decoding",
-    "structured_outputs": "guided decoding",
     "suffix": "text after the answer",
 }
 _INERT: dict[str, tuple[Any, ...]] = {
@@ -69,11 +65,6 @@ def chat(request: ChatRequest, envelope: Envelope) -> Plan:
         RequestError: a value that cannot be honoured, by name.
     """
     _refuse(request)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise unsupported(
-            f"response_format: {request.response_format.type[:40]!r} is not supported, only 'text'",
-            "response_format",
-        )
     if request.modalities and request.modalities != ["text"]:
         raise unsupported("modalities: only ['text'] is supported", "modalities")
     if request.top_logprobs and not request.logprobs:
@@ -143,6 +134,7 @@ def _plan(request: Common, envelope: Envelope, drawn: int, shown: int, prompts: 
         "skip_special_tokens": request.skip_special_tokens is not False,
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt or "",
+        "structure": structure(request),
     }
     plan = Plan(
         [

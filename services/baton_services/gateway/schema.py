@@ -69,10 +69,21 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(msgspec.Struct):
+    """A named JSON schema. `strict` or not, the answer keeps to it."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema: Any = None
+    strict: bool | None = None
+    description: str | None = None
+
+
 class ResponseFormat(msgspec.Struct):
-    """The form an answer must have."""
+    """The form an answer must have. `schema` beside json_object is a peers' extension."""
 
     type: str
+    json_schema: JsonSchema | None = None
+    schema: Any = None
 
 
 class Common(msgspec.Struct, kw_only=True):
@@ -102,7 +113,7 @@ class Common(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-1_000, le=1_000)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT)] | None = None
 
-    # Peers' names for guided decoding: refused by name rather than ignored, as the answer would not obey.
+    # Peers' names for guided decoding.
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None

@@ -26,6 +26,7 @@ from baton_services.gateway.body import BODY_LIMIT, expect
 from baton_services.gateway.errors import HttpError
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
+from baton_services.gateway.page import Page
 
 log = get_logger(__name__)
 
@@ -110,6 +111,9 @@ class GatewayService:
                 app.router.add_post(prefix + path, handler, expect_handler=expect)
             app.router.add_get(prefix + "/models", self._models)
             app.router.add_get(prefix + "/models/{model:.+}", self._model)
+        page = Page(self._host.directory, self._exchanges)
+        app.router.add_get("/", page.show)
+        app.router.add_get("/cluster", page.cluster)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._metrics_text)
@@ -188,8 +192,13 @@ class GatewayService:
 
 def _http_log() -> logging.Logger:
     """aiohttp's log without a traceback for each client that does not speak HTTP: that is answered 400."""
+    quiet = (HttpProcessingError, web.RequestPayloadError)
+
+    def worth_a_line(record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], quiet))
+
     logger = logging.getLogger(f"{__name__}.http")
-    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], quiet)))
+    logger.addFilter(worth_a_line)
     return logger
 
 
