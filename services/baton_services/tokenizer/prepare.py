@@ -14,12 +14,13 @@ from baton.protocol.base import unpack_tokens
 from baton.protocol.errors import Code, RequestError
 from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
-from baton.protocol.sampling import MAX_STOP_IDS, SamplingParams
+from baton.protocol.sampling import MAX_STOP_IDS, Constraint, SamplingParams
 from baton.service.base import StartupError
 from baton.text.detokenizer import decode
 from baton.text.model_files import TextModel
 from baton.text.templates import encode_chat
 from baton_services.tokenizer.answer import Answer
+from baton_services.tokenizer.forms import Forms
 from baton_services.tokenizer.live import LiveRequest
 
 # Below this an encode takes less than a thread's round trip; above, it would hold the loop up.
@@ -33,6 +34,7 @@ class Preparer:
         self._text = text
         self._context = info.max_context
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+        self._forms = Forms(text)
 
     def live(self, generate: Generate) -> LiveRequest:
         answer = Answer(
@@ -48,8 +50,8 @@ class Preparer:
         """Fills in `prompt` and `sampling`.
 
         Raises:
-            RequestError: the template refuses the messages, a token id is out of range, or the prompt
-                leaves no room for an answer.
+            RequestError: the template refuses the messages, a token id is out of range, the prompt leaves
+                no room for an answer, or the answer's form cannot be kept.
         """
         started = time.monotonic()
         if _characters(live.generate) <= INLINE_CHARS:
@@ -58,13 +60,14 @@ class Preparer:
             loop = asyncio.get_running_loop()
             live.prompt = await loop.run_in_executor(self._pool, self._encode, live.generate)
         self._check_ids(live.generate.sampling)
-        self._limit(live)
+        self._limit(live, await self._forms.constraint(live.generate))
         if live.generate.echo:
             live.answer.echo(self._text_of(live))
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._forms.close()
 
     def _encode(self, generate: Generate) -> list[int]:
         if generate.messages is not None:
@@ -100,7 +103,7 @@ class Preparer:
                 words = f"{param}: token id {bad} is not in the vocabulary of {vocab}"
                 raise RequestError.of(Code.INVALID_REQUEST, words, param=param)
 
-    def _limit(self, live: LiveRequest) -> None:
+    def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
         asked, context = live.generate.sampling, self._context
         used, param = len(live.prompt), "messages" if live.generate.messages is not None else "prompt"
         if not used:
@@ -115,7 +118,10 @@ class Preparer:
         eos = [] if asked.ignore_eos else self._text.tokenizer.eos_ids
         stop_ids = list(dict.fromkeys([*asked.stop_token_ids, *eos]))[:MAX_STOP_IDS]
         live.sampling = msgspec.structs.replace(
-            asked, max_tokens=asked.max_tokens or context - used, stop_token_ids=stop_ids
+            asked,
+            max_tokens=asked.max_tokens or context - used,
+            stop_token_ids=stop_ids,
+            constraint=constraint,
         )
 
 

@@ -46,8 +46,12 @@ def prepare_schema(schema: Any) -> Any:
     return _copy(schema, closed)
 
 
-def explain(problem: str, schema: Any) -> str:
-    """llguidance's words, with the place in the schema where that is known."""
+def explain(problem: str, text: str) -> str:
+    """llguidance's words, with the place in the schema (given as JSON) where that is known."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError):
+        return problem
     listed, unknown = _LISTED.search(problem), _FORMAT.search(problem)
     if listed is not None:
         names = json.loads(f"[{listed[1]}]")
