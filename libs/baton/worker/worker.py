@@ -38,6 +38,7 @@ DRAIN_ROUND_S = 0.05
 LEAVING_S = 1.0  # how often owners are told what could move away
 SHORT_TOKENS = 16  # what has no more than these left to make ends sooner than it moves
 STUCK_S = 2.0  # how long its orderly end may take then
+REPORT_STEPS = 8  # full steps of work done after which routers hear of it before the next heartbeat is due
 HUNG_S = 5.0  # how long owners have to move away from a hung engine before the process ends
 
 
@@ -51,6 +52,7 @@ class Worker:
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
         self._bus = host.bus
+        self._unreported = 0  # tokens scheduled since the last heartbeat
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -174,6 +176,7 @@ class Worker:
 
     def _scheduled(self, plan: StepPlan) -> None:
         self._figures.computed(plan.num_tokens)
+        self._unreported += plan.num_tokens
         self._outbound.withdraw_preempted()
         for part in plan.slices:
             job = self._jobs.get(part.key[0])
@@ -186,6 +189,8 @@ class Worker:
         await self._jobs.progressed(progress)
         await self._out.flush()
         await self._events.flush()
+        if self._unreported >= REPORT_STEPS * self._host.settings.worker.max_batch_tokens:
+            self._host.touch()  # a router that thinks we are full may send more
 
     async def _step_failed(self, plan: StepPlan) -> None:
         await self._jobs.step_failed(plan)
@@ -258,6 +263,7 @@ class Worker:
 
     def _report(self) -> None:
         """Fills in the heartbeat just before it goes out."""
+        self._unreported = 0
         load = self._engine.load()
         load.waiting += len(self._inbound)
         load.placements = self._jobs.taken()
