@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from baton.engine.masks import GrammarFailure
@@ -26,6 +27,8 @@ class ConstrainedRunner:
         self.inner = inner
         self._open_states = open_states
         self._opened: GrammarStates | None = None
+        self._opening = Lock()
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self.geometry = inner.geometry
         self.fingerprint = inner.fingerprint
         self.model = inner.model
@@ -38,14 +41,21 @@ class ConstrainedRunner:
         self.inner.warm_up()
 
     def prepare(self, params: SamplingParams) -> Future[None] | None:
-        """Begins to compile what a sequence will need; None if it can run as it is."""
-        return None if params.constraint is None else self._states.prepare(params.constraint)
+        """Begins to compile, in a thread, what a sequence will need; None if it can run as it is.
+
+        Until that is done the sequence had better not be in a step: the step would wait.
+        """
+        constraint = params.constraint
+        if constraint is None or (self._opened is not None and self._opened.knows(constraint)):
+            return None
+        return self._ahead.submit(lambda: self._states.prepare(constraint))
 
     @property
     def _states(self) -> GrammarStates:
-        if self._opened is None:
-            self._opened = self._open_states()
-        return self._opened
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._open_states()
+            return self._opened
 
     def execute(self, plan: StepPlan) -> StepResult:
         bound = [part for part in plan.slices if _is_bound(part)]
@@ -60,6 +70,7 @@ class ConstrainedRunner:
         return result
 
     def close(self) -> None:
+        self._ahead.shutdown(wait=True, cancel_futures=True)
         if self._opened is not None:
             self._opened.close()
         self.inner.close()

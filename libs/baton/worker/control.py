@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import Future
 
 import msgspec
 
@@ -22,6 +23,7 @@ from baton.worker.job import Job
 from baton.worker.jobs import Jobs
 from baton.worker.kv_events import KvEventStream
 from baton.worker.outbound import Outbound
+from baton.worker.prepare import Prepare, prepared
 from baton.worker.store import StoreTier
 from baton.worker.token_out import TokenOut
 
@@ -44,6 +46,7 @@ class Control:
         out: TokenOut,
         events: KvEventStream,
         store: StoreTier,
+        prepare: Prepare,
     ) -> None:
         self._host = host
         self._group = group
@@ -53,6 +56,7 @@ class Control:
         self._out = out
         self._events = events
         self._store = store
+        self._prepare = prepare
         self._tombstones = Tombstones()
         self.closed: Failure | None = None  # why nothing new is taken
 
@@ -135,10 +139,11 @@ class Control:
             if message.decode is not None and message.decode.epoch == self._host.epoch:
                 message.decode = None  # it stays here
             job = self._jobs.take(message)
-            if not self._store.worth_asking(job.sequence):
+            needs = self._prepare(job.sequence.sampling)
+            if needs is None and not self._store.worth_asking(job.sequence):
                 self._enter(job)
             else:
-                job.task = self._group.create_task(self._enter_from_store(job))
+                job.task = self._group.create_task(self._enter_later(job, needs))
         except RequestError as error:
             await delivery.respond(Rejected(failure=error.failure))
         else:
@@ -151,9 +156,14 @@ class Control:
             self._jobs.forget(job)
             raise
 
-    async def _enter_from_store(self, job: Job) -> None:
-        """Brings blocks of the prompt back from the KV store first. A miss costs a few milliseconds."""
-        await self._store.fetch(job.sequence)
+    async def _enter_later(self, job: Job, needs: Future[None] | None) -> None:
+        """Brings blocks of the prompt back from the KV store first, while its grammar compiles.
+
+        A miss costs a few milliseconds, and so does a grammar, save the first one of a worker.
+        """
+        if self._store.worth_asking(job.sequence):
+            await self._store.fetch(job.sequence)
+        await prepared(needs)
         job.task = None
         if job.over:
             return

@@ -15,6 +15,7 @@ from baton.protocol.handoff import Abandon, BlockRef, Committed, Refused, Renew
 from baton.telemetry.logs import get_logger
 from baton.worker.figures import WorkerFigures
 from baton.worker.jobs import Jobs
+from baton.worker.prepare import Prepare, prepared
 from baton.worker.receipt import Receipt
 from baton.worker.token_out import TokenOut
 
@@ -27,7 +28,14 @@ class Receiver:
     """Runs each `Receipt` to its end, in a task of its own."""
 
     def __init__(
-        self, bus: Bus, engine: Engine, puller: Puller, figures: WorkerFigures, jobs: Jobs, out: TokenOut
+        self,
+        bus: Bus,
+        engine: Engine,
+        puller: Puller,
+        figures: WorkerFigures,
+        jobs: Jobs,
+        out: TokenOut,
+        prepare: Prepare,
     ) -> None:
         self._bus = bus
         self._engine = engine
@@ -35,12 +43,15 @@ class Receiver:
         self._figures = figures
         self._jobs = jobs
         self._out = out
+        self._prepare = prepare
 
     async def run(self, receipt: Receipt) -> Committed | None:
         """Pulls what is named until the commit, then admits. Every way out frees what was not admitted."""
         handoff, done = receipt.handoff, None
         while not (handoff.over or handoff.complete):
             await self._advance(receipt)
+        if handoff.complete and receipt.commit is not None:
+            await prepared(self._prepare(receipt.commit.state.sampling))
         if handoff.complete:
             done = self._admit(receipt)
         if handoff.take_release():

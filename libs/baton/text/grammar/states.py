@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from baton.engine.masks import GrammarFailure, Words
 from baton.engine.plan import Key, SampleSpec
+from baton.models.errors import ModelError
 from baton.protocol.sampling import Constraint
 from baton.text.grammar.compiler import GrammarCompiler
 from baton.text.grammar.schema import GrammarError
@@ -42,7 +43,6 @@ class GrammarStates:
         self._states: OrderedDict[Key, GrammarState] = OrderedDict()
         self._lock = threading.Lock()
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     def begin(self, key: Key, spec: SampleSpec) -> Pending:
         """Starts to make the mask of a sequence's next token, which has a constraint."""
@@ -60,22 +60,20 @@ class GrammarStates:
                 return True
         return False
 
-    def prepare(self, constraint: Constraint) -> Future[None] | None:
-        """Compiles a grammar ahead of its first mask; None if that is done."""
-        if self.compiler.knows(constraint.grammar):
-            return None
-        return self._compiling.submit(self._compile, constraint)
+    def knows(self, constraint: Constraint) -> bool:
+        """Whether its grammar is compiled. Any thread may ask."""
+        return self.compiler.knows(constraint.grammar)
+
+    def prepare(self, constraint: Constraint) -> None:
+        """Compiles a grammar ahead of its first mask, in whatever thread."""
+        try:
+            self.compiler.matcher(constraint.grammar)
+        except (GrammarError, ModelError):
+            return  # said again to the sequence whose mask it is
 
     def close(self) -> None:
         """Waits for what is under way."""
         self._masks.shutdown(wait=True, cancel_futures=True)
-        self._compiling.shutdown(wait=True, cancel_futures=True)
-
-    def _compile(self, constraint: Constraint) -> None:
-        try:
-            self.compiler.matcher(constraint.grammar)
-        except GrammarError:
-            return  # cached: said again to the sequence whose mask it is
 
     def _make(self, key: Key, spec: SampleSpec) -> Words:
         with self._lock:
@@ -93,7 +91,7 @@ class GrammarStates:
         if state is None or state.taken > spec.index:
             try:
                 state = GrammarState(constraint, self.compiler)
-            except GrammarError as error:
+            except (GrammarError, ModelError) as error:
                 raise GrammarFailure(f"the answer's grammar: {error}") from error
             self._states[key] = state
             if len(self._states) > MAX_STATES:
