@@ -20,6 +20,7 @@ from baton.cli.supervisor.child import Child, GaveUp
 from baton.cli.supervisor.display import Display, Row
 from baton.cli.supervisor.rundir import RunDir
 from baton.config.settings import BusSettings, Settings
+from baton.kvcache.pool import remove_stale
 from baton.protocol.liveness import Heartbeat, State
 
 BUS_CHECK_S = 0.1
@@ -68,10 +69,12 @@ class Cluster:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(bus.close(), STAGE_S)
         finally:
-            if server is not None:
-                await asyncio.to_thread(server.stop)
-            _remove_pools(self.settings.worker.shm_dir)
-            run.remove()
+            try:
+                if server is not None:
+                    await asyncio.to_thread(server.stop)
+                _remove_pools(self.settings.worker.shm_dir)
+            finally:
+                run.remove()
         if self._failure:
             self.display.say(f"error: {self._failure}")
             return 1
@@ -264,8 +267,6 @@ class Cluster:
 
 def _remove_pools(directory: str) -> None:
     """KV pools whose owner was killed; an owner that leaves in order removes its own."""
-    from baton.kvcache.pool import remove_stale
-
     try:
         remove_stale(directory)
     except OSError as error:
