@@ -78,6 +78,10 @@ class WorkerSettings(Section):
         "127.0.0.1"
     )
     tcp_port: Annotated[Port, Meta(description="its port; 0: any free one")] = 0
+    tcp_announce: Annotated[
+        str,
+        Meta(description="HOST:PORT at which peers reach it, where that is another one; empty: as bound"),
+    ] = ""
     lease_ms: Annotated[
         Positive, Meta(description="how long offered blocks stay pinned without a sign of life, ms")
     ] = 30_000

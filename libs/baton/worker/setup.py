@@ -72,11 +72,12 @@ async def open_transports(
                 f"cannot listen on {settings.tcp_host}:{settings.tcp_port} for KV transfers ({error}):"
                 " choose another --worker-tcp-port, or 0 for any free one"
             ) from error
+    reached_at = _announced(settings, port)
     address = Address(
         host=host_id(settings.shm_dir),
         path=pool.path if "shm" in settings.transports else "",
-        tcp_host=settings.tcp_host,
-        tcp_port=port,
+        tcp_host=reached_at[0],
+        tcp_port=reached_at[1],
         transports=list(settings.transports),
     )
     identity = WorkerIdentity(
@@ -89,6 +90,20 @@ async def open_transports(
         secret=secret,
     )
     return identity, puller, server
+
+
+def _announced(settings: WorkerSettings, port: int) -> tuple[str, int]:
+    """Where peers reach the TCP transport.
+
+    Raises:
+        StartupError: `tcp_announce` is no address.
+    """
+    if not settings.tcp_announce or not port:
+        return settings.tcp_host, port
+    host, colon, number = settings.tcp_announce.rpartition(":")
+    if not (host and colon and number.isdecimal() and 0 < int(number) < 65_536):
+        raise StartupError(f"--worker-tcp-announce takes HOST:PORT, not {settings.tcp_announce!r}")
+    return host.strip("[]"), int(number)
 
 
 def store_client(host: ServiceHost, identity: WorkerIdentity, pool: KvPool, puller: Puller) -> StoreClient:

@@ -96,7 +96,7 @@ class Worker:
             failed=self._step_failed,
         )
         jobs = self._jobs = Jobs(host.id, bus, engine, out, figures, self._loop.work)
-        receiver = Receiver(bus, engine, puller, figures, jobs, out)
+        receiver = Receiver(bus, engine, puller, figures, jobs, out, self._runner.prepare)
         self._inbound = Inbound(engine, jobs, receiver, self._spawn, lease_ms=settings.lease_ms)
         self._outbound = Outbound(
             identity,
@@ -118,6 +118,7 @@ class Worker:
             out=out,
             events=self._events,
             store=self._store,
+            prepare=self._runner.prepare,
         )
         host.beat.worker = WorkerInfo(
             fingerprint=identity.fingerprint,
