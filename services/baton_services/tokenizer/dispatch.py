@@ -109,7 +109,7 @@ class Dispatcher:
             raise RequestError.of(
                 Code.WORKER_LOST, f"{words}, as were {LOSSES} others that this request was on"
             )
-        await self._again(live, target, words)
+        await self._again(live, words, target)
 
     async def failed(self, live: LiveRequest, target: Target, failure: Failure) -> None:
         """An attempt failed: avoid that worker; what is the request's own fault, give up in the end.
@@ -124,8 +124,10 @@ class Dispatcher:
             raise RequestError(failure)
         if failure.code is Code.WORKER_LOST:
             await self.lost(live, target)
+        elif failure.code is Code.TRANSFER_FAILED:  # the way between the two may be what is broken
+            await self._again(live, failure.message, *live.legs())
         else:
-            await self._again(live, target, failure.message)
+            await self._again(live, failure.message, target)
 
     def culprit(self, live: LiveRequest, worker: str, code: Code) -> Target | None:
         """Which leg of the current attempt a failure told by `worker` is about; None: no matter any more."""
@@ -141,9 +143,9 @@ class Dispatcher:
         live.setbacks += 1
         await self.withdraw(live, "lost on the way")
 
-    async def _again(self, live: LiveRequest, target: Target, reason: str) -> None:
+    async def _again(self, live: LiveRequest, reason: str, *avoid: Target) -> None:
         live.setbacks += 1
-        live.avoid = [*live.avoid[1 - AVOIDED :], (target.id, target.epoch)]
+        live.avoid = [*live.avoid, *((leg.id, leg.epoch) for leg in avoid)][-AVOIDED:]
         await self.withdraw(live, reason)
 
     async def withdraw(self, live: LiveRequest, reason: str) -> None:

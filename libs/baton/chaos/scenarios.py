@@ -1,0 +1,213 @@
+"""What is done to the cluster while load runs. Each scenario is one coroutine over a `Stage` and a `Load`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from baton.chaos.load import Load, Request, leave_early
+from baton.chaos.stage import WORKERS, Stage, StageError
+from baton.config.settings import Settings
+from baton.protocol.liveness import Role
+
+IN_FLIGHT = 4  # at least so many requests run at each blow
+READY_S = 60.0
+CLEAR_S = 3.5  # after so long without a bus every live request has ended with one clear error
+BACK_S = 5.0  # so long after its return the next request succeeds
+TEN_S = 10.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One scenario under way."""
+
+    stage: Stage
+    load: Load
+    requests: list[Request]
+    every_s: float
+    expected_errors: set[int] = field(default_factory=set)  # requests that had to fail, and did so well
+    blows: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    async def in_flight(self) -> bool:
+        """Waits until enough requests run; False once the load is over."""
+        while len(self.load.running) < min(IN_FLIGHT, self.load.at_once):
+            if self.load.done >= len(self.requests):
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+
+Hurt = Callable[[Run], Awaitable[None]]
+Tweak = Callable[[Settings], None]
+
+
+def _as_it_is(settings: Settings) -> None:
+    """No setting is changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    words: str
+    hurt: Hurt
+    counts: dict[Role, int] = field(default_factory=dict)  # beside one router, tokenizer and gateway
+    tweak: Tweak = _as_it_is
+    proxied: bool = False
+
+
+async def _repeatedly(run: Run, blow: Callable[[str], Awaitable[None]], victims: Iterator[str]) -> None:
+    """One blow after the other, for as long as the load runs."""
+    while await run.in_flight():
+        victim = next(victims)
+        await run.stage.wait_ready(READY_S)  # never the last of its role
+        if not await run.in_flight():
+            return
+        await blow(victim)
+        run.blows += 1
+        await asyncio.sleep(run.every_s)
+
+
+def _alternating(run: Run, roles: tuple[Role, ...]) -> Iterator[str]:
+    """Every process of these roles, the roles in turn, for ever."""
+    rounds = [itertools.cycle(run.stage.ids(role)) for role in roles]
+    return (next(names) for names in itertools.cycle(rounds))
+
+
+async def nothing(run: Run) -> None:
+    """Undisturbed."""
+
+
+async def kill_workers(run: Run) -> None:
+    async def kill(id: str) -> None:
+        run.stage.signal(id, signal.SIGKILL)
+        run.notes.append(f"{id} back in {await _back(run.stage, id):.1f} s")
+
+    await _repeatedly(run, kill, _alternating(run, WORKERS))
+
+
+async def _back(stage: Stage, id: str) -> float:
+    began = time.monotonic()
+    await asyncio.sleep(0.05)
+    await stage.wait_ready(READY_S)
+    return time.monotonic() - began
+
+
+async def kill_tokenizer(run: Run) -> None:
+    async def kill(id: str) -> None:
+        run.stage.signal(id, signal.SIGKILL)
+
+    await _repeatedly(run, kill, _alternating(run, (Role.TOKENIZER,)))
+
+
+async def kill_router(run: Run) -> None:
+    async def kill(id: str) -> None:
+        run.stage.signal(id, signal.SIGKILL)
+
+    await _repeatedly(run, kill, _alternating(run, (Role.ROUTER,)))
+
+
+async def stop_workers(run: Run) -> None:
+    async def freeze(id: str) -> None:
+        await run.stage.freeze(id, 5.0)
+
+    await _repeatedly(run, freeze, _alternating(run, WORKERS))
+
+
+async def short_outage(run: Run) -> None:
+    while await run.in_flight():
+        await run.stage.outage(1.0)
+        run.blows += 1
+        await run.stage.wait_ready(READY_S)
+        await asyncio.sleep(run.every_s)
+
+
+async def long_outage(run: Run) -> None:
+    """Live requests end with one clear error; the next ones, sent on the bus's return, succeed."""
+    if not await run.in_flight():
+        return
+    live = [run.requests[index] for index in run.load.running]
+    pids = run.stage.memory().keys()
+    run.blows = 1
+    outage = asyncio.create_task(run.stage.outage(TEN_S))
+    await asyncio.sleep(CLEAR_S)
+    for request in live:
+        if not request.error or "message_bus_lost" in request.error:
+            run.expected_errors.add(request.index)  # it had ended before, or ended as it has to
+        if request.index in run.load.running:
+            request.error = f"still waiting {CLEAR_S:g} s into an outage"
+            run.expected_errors.discard(request.index)
+    await outage
+    back = time.monotonic()
+    await run.stage.wait_ready(READY_S)
+    run.notes.append(f"ready {time.monotonic() - back:.1f} s after the bus")
+    if time.monotonic() - back > BACK_S or run.stage.memory().keys() != pids:
+        raise StageError("the cluster did not come back by itself in time")
+    for request in run.requests:  # sent into the outage: refused, at once and clearly
+        if "message_bus_lost" in request.error or request.error.startswith("Cut: 503"):
+            run.expected_errors.add(request.index)
+
+
+async def cancel(run: Run) -> None:
+    """As many clients again that leave at random moments."""
+    rng = random.Random(5)
+    doomed = [Request(-1, dict(request.body) | {"max_tokens": 2_000}) for request in run.requests]
+
+    async def one(request: Request) -> None:
+        await asyncio.sleep(rng.uniform(0.0, len(doomed) / 40))
+        await leave_early(run.load, request, rng.uniform(0.0, 0.5))
+        run.blows += 1
+
+    await asyncio.gather(*(one(request) for request in doomed))
+
+
+async def cut_links(run: Run) -> None:
+    while await run.in_flight():
+        for proxy in run.stage.proxies:
+            proxy.cut()
+        await asyncio.sleep(2.0)
+        for proxy in run.stage.proxies:
+            proxy.mend()
+        run.blows += 1
+        await asyncio.sleep(run.every_s)
+
+
+async def rolling_restart(run: Run) -> None:
+    for role in (Role.PREFILL, Role.DECODE, Role.TOKENIZER, Role.ROUTER, Role.GATEWAY):
+        for id in run.stage.ids(role):
+            grace_s = run.stage.settings.worker.grace_ms / 1000
+            await run.stage.restart(id, grace_s + 5.0)
+            await run.stage.wait_ready(READY_S)
+            run.blows += 1
+
+
+def _small_pool(settings: Settings) -> None:
+    """A decode pool of a few sequences; the model's blocks decide how many."""
+    settings.worker.kv_memory_mb = 1 if settings.worker.engine == "mock" else 96
+    settings.mock.block_bytes = 8_192  # 128 blocks: one long and a few short sequences
+
+
+_SEVERAL = {Role.PREFILL: 2, Role.DECODE: 3}
+_TWO = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.TOKENIZER, Role.ROUTER, Role.GATEWAY), 2)
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("none", "nothing happens", nothing, _SEVERAL),
+        Scenario("kill", "a prefill or decode worker is killed (-9) again and again", kill_workers, _SEVERAL),
+        Scenario("stop", "a worker stands still for 5 s (SIGSTOP)", stop_workers, _SEVERAL),
+        Scenario("tokenizer", "the tokenizer is killed", kill_tokenizer, _SEVERAL | {Role.TOKENIZER: 2}),
+        Scenario("router", "the router is killed, with a standby", kill_router, _SEVERAL | {Role.ROUTER: 2}),
+        Scenario("cut", "no bytes from prefill to decode for 2 s", cut_links, _SEVERAL, proxied=True),
+        Scenario("full", "decode pools are full", nothing, {Role.PREFILL: 2, Role.DECODE: 1}, _small_pool),
+        Scenario("cancel", "as many clients leave at any moment", cancel, {Role.PREFILL: 2, Role.DECODE: 2}),
+        Scenario("bus1", "nats-server is gone for 1 s", short_outage, _SEVERAL),
+        Scenario("bus10", "nats-server is gone for 10 s", long_outage, _SEVERAL),
+        Scenario("rolling", "SIGTERM to every service, one by one", rolling_restart, _TWO),
+    )
+}
