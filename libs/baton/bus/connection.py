@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import nats.errors
@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from baton.bus.client import BACKOFF_MOST_S, BusClient, connect_client, shown
+from baton.bus.client import BACKOFF_MOST_S, BusClient, Receiver, connect_client, shown
 from baton.bus.errors import BusDown, BusRefused, CallRejected, CallTimeout, NoResponder
 from baton.bus.inbox import LIMIT, Inbox
 from baton.bus.replies import Replies, is_503
@@ -34,9 +34,7 @@ RETRY_S = 0.05
 UNSENT_LIMIT = 32 * 1024 * 1024  # bytes waiting for a server that does not read
 UNSENT_WAIT_S = 2.0
 TOLD_LIMIT = 64
-# nats-py drops past these without a word. Its queue is emptied in the same turn of the loop that filled it.
-NATS_PENDING_MESSAGES = 1_048_576
-NATS_PENDING_BYTES = 1024 * 1024 * 1024
+ENDING_LIMIT = 4_096
 
 _REJECTED = Codec(Rejected)
 
@@ -210,7 +208,7 @@ class Bus:
         """Ends `watch(subject)`. Idempotent."""
         self._replies.unwatch(subject)
 
-    async def _private(self, msg: Msg) -> None:
+    def _private(self, msg: Msg) -> None:
         self._replies.arrived(msg, settled=self._loop.time() >= self._settled_at)
 
     # Receiving
@@ -222,14 +220,9 @@ class Bus:
         self.inboxes.append(inbox)
         return inbox
 
-    async def _subscribe(self, subject: str, callback: Callable[[Msg], Any]) -> Subscription:
+    async def _subscribe(self, subject: str, receiver: Receiver) -> Subscription:
         try:
-            subscription = await self._client.subscribe(
-                subject,
-                cb=callback,
-                pending_msgs_limit=NATS_PENDING_MESSAGES,
-                pending_bytes_limit=NATS_PENDING_BYTES,
-            )
+            subscription = await self._client.receive(subject, receiver)
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
             raise BusDown("the bus is closed") from error
         if self.up.is_set():
@@ -250,9 +243,19 @@ class Bus:
         subscription = self._subscriptions.pop(inbox, None)
         if subscription is not None:
             self.inboxes.remove(inbox)
-            task = self._loop.create_task(self._client.end(subscription))
-            self._ending.add(task)
-            task.add_done_callback(self._ending.discard)
+            self._finish(self._client.end(subscription))
+
+    def respond_soon(self, reply: str, message: Message) -> None:
+        """`respond`, from where one cannot wait."""
+        if len(self._ending) < ENDING_LIMIT:
+            self._finish(self.respond(reply, message))
+        else:
+            self.replies_lost += 1
+
+    def _finish(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     def jetstream(self, timeout_s: float = 5.0) -> JetStreamContext:
         """JetStream on this connection."""

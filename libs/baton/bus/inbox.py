@@ -74,14 +74,14 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def accept(self, msg: Msg) -> None:
-        """The subscription's callback: decodes and enqueues, nothing else."""
+    def accept(self, msg: Msg) -> None:
+        """The subscription's receiver: decodes and enqueues, nothing else."""
         size = len(msg.data)
         if len(self._queue) >= self._limit or self._bytes + size > LIMIT_BYTES:
             self.dropped += 1
             if self.dropped == 1:
                 _log.warning("inbox of %s is full: new messages are refused", self.subject)
-            await self._refuse(msg, Code.OVERLOADED, "too many messages wait here; try again later")
+            self._refuse(msg, Code.OVERLOADED, "too many messages wait here; try again later")
             return
         try:
             message = self._codec.decode(msg.data)
@@ -90,7 +90,7 @@ class Inbox:
             if msg.subject not in self._logged and len(self._logged) < SUBJECTS_LOGGED:
                 self._logged.add(msg.subject)
                 _log.warning("malformed message on %s (logged once): %s", msg.subject, error)
-            await self._refuse(msg, Code.MALFORMED, f"malformed message: {error}")
+            self._refuse(msg, Code.MALFORMED, f"malformed message: {error}")
             return
         self._queue.append(Delivery(message, msg.subject, msg.reply, msg.headers, size, self._bus))
         self._bytes += size
@@ -142,6 +142,6 @@ class Inbox:
         self._closed = True
         self._arrived.set()
 
-    async def _refuse(self, msg: Msg, code: Code, words: str) -> None:
+    def _refuse(self, msg: Msg, code: Code, words: str) -> None:
         if msg.reply and not is_watched(msg.reply):
-            await self._bus.respond(msg.reply, Rejected(failure=Failure(code=code, message=words)))
+            self._bus.respond_soon(msg.reply, Rejected(failure=Failure(code=code, message=words)))
