@@ -33,6 +33,7 @@ class Scheduler:
     def __init__(self, config: EngineConfig, pool: BlockPool) -> None:
         self.config = config
         self.pool = pool
+        self.budget = config.max_batch_tokens  # tokens a step; the worker lowers it for a slow machine
         self.waiting: list[Sequence] = []  # by place in queue
         self.running: list[Sequence] = []  # by rank
         self.reserved = 0  # places promised to sequences that are being handed over
@@ -100,7 +101,7 @@ class Scheduler:
         """Spend the rest of the budget on running sequences that lack several tokens and on waiting ones."""
         unread.reverse()
         admitting = True
-        while (budget := self.config.max_batch_tokens - sum(self._plan.values())) > 0:
+        while (budget := self.budget - sum(self._plan.values())) > 0:
             head = self.waiting[0] if self.waiting and admitting else None
             if head is not None and not (unread and unread[-1].priority >= head.priority):
                 admitting = self._admit(head)

@@ -17,6 +17,9 @@ log = get_logger(__name__)
 # Work that cannot be scheduled waits for blocks that something else holds; look again this often.
 BLOCKED_ROUND_S = 0.02
 FAILED_STEPS_IN_A_ROW = 3
+# A step lasts about this long at most, so that a cancelled sequence is gone within a second.
+STEP_S = 0.2
+FEWEST_TOKENS = 16
 
 
 class EngineFailed(RuntimeError):
@@ -76,13 +79,23 @@ class EngineLoop:
             await self._progressed(progress)
 
     async def _step(self, plan: StepPlan) -> list[Progress]:
-        self.stepping_since = time.monotonic()
+        self.stepping_since = started = time.monotonic()
         try:
             loop = asyncio.get_running_loop()
             result = await loop.run_in_executor(self._thread, self._runner.execute, plan)
         finally:
             self.stepping_since = None
-        return self._engine.commit(plan, result, time.monotonic())
+        now = time.monotonic()
+        self._pace(plan.num_tokens, now - started)
+        return self._engine.commit(plan, result, now)
+
+    def _pace(self, tokens: int, seconds: float) -> None:
+        """Fits the step's token budget to this machine: halved after a long step, then grown bit by bit."""
+        scheduler, most = self._engine.scheduler, self._engine.config.max_batch_tokens
+        if seconds > STEP_S and tokens > FEWEST_TOKENS:
+            scheduler.budget = max(FEWEST_TOKENS, len(scheduler.running) + 1, tokens // 2)
+        elif seconds < STEP_S / 2 and tokens >= scheduler.budget // 2:
+            scheduler.budget = min(most, scheduler.budget + FEWEST_TOKENS)
 
     async def _rest(self) -> None:
         self.work.clear()

@@ -6,6 +6,8 @@ import asyncio
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from baton.config.settings import WorkerSettings
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -14,6 +16,7 @@ from baton.kvcache.pool import KvPool, PoolError, remove_stale
 from baton.kvcache.store_client import StoreClient
 from baton.kvcache.transports import BlockServer, Puller, host_id
 from baton.protocol.handoff import Address
+from baton.protocol.liveness import ModelInfo
 from baton.runner.base import Runner
 from baton.service.base import ServiceHost, StartupError
 from baton.worker.identity import WorkerIdentity
@@ -49,6 +52,12 @@ def make_engine(settings: WorkerSettings, runner: Runner, pool: KvPool) -> Engin
         prefix_cache=settings.prefix_cache,
     )
     return Engine(config, BlockPool(pool.num_blocks, runner.geometry.block_size, pool.generations))
+
+
+def servable(model: ModelInfo, pool: KvPool) -> ModelInfo:
+    """The model as this worker can serve it: no longer a context than its pool holds."""
+    held = pool.num_blocks * pool.geometry.block_size
+    return msgspec.structs.replace(model, max_context=min(model.max_context, held))
 
 
 async def open_transports(

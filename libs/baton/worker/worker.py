@@ -26,7 +26,7 @@ from baton.worker.kv_events import KvEventStream
 from baton.worker.loop import EngineFailed, EngineLoop
 from baton.worker.outbound import Outbound
 from baton.worker.receiver import Receiver
-from baton.worker.setup import make_engine, make_pool, open_transports, store_client
+from baton.worker.setup import make_engine, make_pool, open_transports, servable, store_client
 from baton.worker.store import StoreTier
 from baton.worker.token_out import TokenOut
 
@@ -78,7 +78,7 @@ class Worker:
             group.create_task(task)
         host.directory.subscribe(self._peer_changed)
         host.on_beat(self._report)
-        host.beat.model_info = self._runner.model
+        host.beat.model_info = servable(self._runner.model, self._pool)
         host.beat.state = State.READY
         await host.announce()
 

@@ -32,7 +32,7 @@ class Preparer:
 
     def __init__(self, text: TextModel, info: ModelInfo, threads: int) -> None:
         self._text = text
-        self._context = info.max_context
+        self.max_context = info.max_context
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._forms = Forms(text)
 
@@ -104,7 +104,7 @@ class Preparer:
                 raise RequestError.of(Code.INVALID_REQUEST, words, param=param)
 
     def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
-        asked, context = live.generate.sampling, self._context
+        asked, context = live.generate.sampling, self.max_context
         used, param = len(live.prompt), "messages" if live.generate.messages is not None else "prompt"
         if not used:
             raise RequestError.of(Code.INVALID_REQUEST, "the prompt has no tokens", param=param)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import msgspec
+
 from baton.bus.connection import BusDown
 from baton.bus.inbox import Delivery, Inbox
 from baton.protocol import subjects
@@ -58,7 +60,7 @@ class TokenizerService:
         group.create_task(self._serve_tokens(tokens))
         group.create_task(vigil.run(self._outbox))
         host.directory.subscribe(self._peer_changed)
-        host.beat.model_info = info
+        self._info = host.beat.model_info = info
         host.beat.state = State.READY
         self._check_routable()
         await host.announce()
@@ -226,6 +228,8 @@ class TokenizerService:
             self._check_routable()
         if beat.role not in (Role.PREFILL, Role.DECODE):
             return
+        if kind != "updated":
+            self._fit_context()
         if kind != "left":
             self._vigil.heard(beat.id, beat.epoch)
             return
@@ -234,6 +238,16 @@ class TokenizerService:
             for leg in live.legs():
                 if (leg.id, leg.epoch) == (beat.id, beat.epoch):
                     self._replays.lost(live, leg)
+
+    def _fit_context(self) -> None:
+        """No longer a context than every live worker's KV pool holds; said to gateways as well."""
+        beats = [beat for role in (Role.PREFILL, Role.DECODE) for beat in self._host.directory.live(role)]
+        limits = [beat.model_info.max_context for beat in beats if beat.model_info is not None]
+        fitting = min([self._info.max_context, *limits])
+        if fitting != self._preparer.max_context:
+            self._preparer.max_context = fitting
+            self._host.beat.model_info = msgspec.structs.replace(self._info, max_context=fitting)
+            self._host.touch()
 
     def _check_routable(self) -> None:
         routers = self._host.directory.live(Role.ROUTER)
