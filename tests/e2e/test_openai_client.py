@@ -85,9 +85,8 @@ def test_chat_streamed_is_the_same(client: OpenAI) -> None:
 
 def test_the_clients_accumulator_takes_our_stream(client: OpenAI) -> None:
     text = expected(chat_prompt(MESSAGES), 40)
-    fields: Any = {
-        "model": "mock", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "n": 2, "stop": text[30:34],
-    }  # fmt: skip
+    fields: Any = {"model": "mock", "messages": MESSAGES, "max_tokens": 40, "temperature": 0, "n": 2}
+    fields["stop"] = text[30:34]
     with client.chat.completions.stream(**fields) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_completion()
