@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from baton.protocol.errors import RequestError
 from baton.protocol.request import Generate, TextDelta
@@ -25,6 +26,8 @@ class Choices:
         self._live: dict[int, Exchange] = {}
         self._ready: deque[int] = deque()
         self._arrived = asyncio.Event()
+        self._parked = False  # `next` waits, and all that it has returned is dealt with
+        self.sink: Callable[[int, TextDelta], bool] | None = None  # takes what it can while `next` waits
         self.count = 0
         for choices in prompts:
             self._first.append((self.count, choices[0]))
@@ -55,7 +58,11 @@ class Choices:
         while True:
             while not self._ready:
                 self._arrived.clear()
-                await self._arrived.wait()
+                self._parked = True
+                try:
+                    await self._arrived.wait()
+                finally:
+                    self._parked = False
             index = self._ready.popleft()
             delta = self._live[index].take()
             if delta is None:
@@ -75,6 +82,12 @@ class Choices:
 
     async def _open(self, index: int, generate: Generate) -> None:
         def wake() -> None:
+            if self.sink is not None and self._parked and not self._ready:
+                exchange = self._live[index]
+                delta = exchange.peek()
+                if delta is not None and self.sink(index, delta):
+                    exchange.take()
+                    return
             self._ready.append(index)
             self._arrived.set()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from baton.protocol.errors import Failure
 from baton.protocol.placing import Target
 from baton.protocol.request import Generate, TextDelta
+from baton_services.gateway import call_deltas
 
 MAX_WAITING = 64  # deltas kept apart; more are merged into one
 
@@ -32,6 +33,8 @@ class Exchange:
     heard: float = field(default_factory=time.monotonic)
     characters: int = 0  # taken so far
     tokens: int = 0  # logprob entries taken so far
+    reasoned: int = 0  # characters of reasoning taken so far
+    calls: list[int] = field(default_factory=list)  # characters of each tool call's arguments, as well
     over: bool = False  # the last delta has come, or the client has gone
     gap: bool = False  # text is missing: the owner must begin again
     handing: bool = False  # an owner is being looked for
@@ -48,7 +51,7 @@ class Exchange:
             return
         self.heard = time.monotonic()
         last = bool(delta.finish) or delta.failure is not None
-        if delta.failure is None and (delta.start > self.characters or delta.token_start > self.tokens):
+        if delta.failure is None and self._misses(delta):
             self.gap = True
             return
         seen = max(0, self.characters - delta.start)
@@ -58,15 +61,29 @@ class Exchange:
         delta.tokens = delta.tokens[max(0, self.tokens - delta.token_start) :]
         delta.token_start = self.tokens
         self.tokens += len(delta.tokens)
+        delta.reasoning = delta.reasoning[max(0, self.reasoned - delta.reasoning_start) :]
+        delta.reasoning_start = self.reasoned
+        self.reasoned += len(delta.reasoning)
+        delta.calls = call_deltas.fresh(delta.calls, self.calls)
         self.over = last
-        if delta.text or delta.tokens or last:
+        if delta.text or delta.tokens or delta.reasoning or delta.calls or last:
             self._append(delta)
+
+    def _misses(self, delta: TextDelta) -> bool:
+        """Whether something before this delta is missing."""
+        if delta.start > self.characters or delta.token_start > self.tokens:
+            return True
+        return delta.reasoning_start > self.reasoned or call_deltas.gap(delta.calls, self.calls)
 
     def fail(self, failure: Failure) -> None:
         """Ends the exchange from this side."""
         if not self.over:
             self.over = True
             self._append(TextDelta(self.id, self.characters, "", failure=failure))
+
+    def peek(self) -> TextDelta | None:
+        """What waits, if it is a single delta."""
+        return self._waiting[0] if len(self._waiting) == 1 else None
 
     def take(self) -> TextDelta | None:
         """All that waits, as one delta, so that a slow client holds one at most. A failure comes alone."""
@@ -93,6 +110,8 @@ class Exchange:
         first, last = self._waiting[0], self._waiting[-1]
         first.text = "".join(delta.text for delta in self._waiting)
         first.tokens = [token for delta in self._waiting for token in delta.tokens]
+        first.reasoning = "".join(delta.reasoning for delta in self._waiting)
+        first.calls = call_deltas.merged(delta.calls for delta in self._waiting)
         first.finish, first.usage, first.timing = last.finish, last.usage, last.timing
         self._waiting.clear()
         self._waiting.append(first)

@@ -15,6 +15,7 @@ from baton_services.gateway import build, shapes
 from baton_services.gateway.answers import Answers, Tally
 from baton_services.gateway.body import read_json
 from baton_services.gateway.choices import Choices
+from baton_services.gateway.direct import Direct
 from baton_services.gateway.errors import HttpError, internal
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.parse import parse, unknown_fields
@@ -126,11 +127,13 @@ class Generator:
         index, delta = await choices.next()
         response = web.StreamResponse(headers={**_STREAM_HEADERS, "x-request-id": http[ECHO_ID]})
         await response.prepare(http)
+        direct = Direct(http, response, shape)
+        choices.sink = direct.take
         begun: set[int] = set()
         try:
             while True:
                 tally.take(index, delta)
-                chunks = [] if index in begun else shape.first(index)
+                chunks = [] if index in begun else shape.first(index, delta)
                 begun.add(index)
                 chunks += shape.text(index, delta)
                 if delta.finish:
@@ -138,6 +141,7 @@ class Generator:
                 if tally.complete:
                     break
                 await _write(http, response, b"".join(map(shapes.frame, chunks)))
+                direct.begin(index)
                 index, delta = await choices.next()
             if counted:
                 chunks.append(shape.counts(tally.usage()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from baton.protocol.request import TextDelta, TokenText, Usage
+from baton.protocol.request import CallDelta, TextDelta, TokenText, Usage
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -25,11 +25,23 @@ class Whole:
     text: str
     tokens: list[TokenText]
     finish: str
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)  # whole ones
 
 
 def frame(chunk: Json) -> bytes:
     """One server-sent event."""
     return b"data: " + _encode(chunk) + b"\n\n"
+
+
+def around(chunk: Json, field: str) -> tuple[bytes, bytes]:
+    """The event of a chunk whose one text is still empty: the bytes before and after it, as JSON strings go.
+
+    `"field":""` stands nowhere else: within a string its quotes would be escaped.
+    """
+    mark = b'"%b":' % field.encode()
+    head, _, tail = frame(chunk).partition(mark + b'""')
+    return head + mark, tail
 
 
 def usage(counts: Usage) -> Json:
@@ -52,15 +64,31 @@ class Chat:
         self._logprobs = logprobs
         self._tail: Json = {"usage": None} if counted else {}
 
-    def first(self, index: int) -> list[Json]:
-        """What comes before a choice's text: the role, once."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
+    def first(self, index: int, begin: TextDelta | None = None) -> list[Json]:
+        """What comes before a choice's text: the role, once. The content is null if it begins with a call."""
+        content = None if begin is not None and begin.calls and not begin.text else ""
+        delta = {"role": "assistant", "content": content, "refusal": None}
         return [self._chunk(index, delta, {"content": [], "refusal": None} if self._logprobs else None, None)]
 
     def text(self, index: int, delta: TextDelta) -> list[Json]:
-        if not (delta.text or delta.tokens):
-            return []
-        return [self._chunk(index, {"content": delta.text}, self._describe(delta.tokens), None)]
+        """Reasoning, text, and calls, each in chunks of its own; the tokens go with the last of them."""
+        parts: list[Json] = []
+        if delta.reasoning:
+            parts.append({"reasoning_content": delta.reasoning, "reasoning": delta.reasoning})
+        if delta.text or (delta.tokens and not (parts or delta.calls)):
+            parts.append({"content": delta.text})
+        for call in delta.calls:
+            parts += [{"tool_calls": [piece]} for piece in _pieces(call)]
+        described = self._describe(delta.tokens)
+        last = len(parts) - 1
+        return [
+            self._chunk(index, part, described if number == last else None, None)
+            for number, part in enumerate(parts)
+        ]
+
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """What `text` makes of a delta, but for its text; None where there is more to it than that."""
+        return None if self._logprobs else around(self._chunk(index, {"content": ""}, None, None), "content")
 
     def last(self, index: int, finish: str) -> list[Json]:
         return [self._chunk(index, {}, None, finish)]
@@ -72,7 +100,7 @@ class Chat:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": _message(answer),
                 "logprobs": self._describe(answer.tokens),
                 "finish_reason": answer.finish,
             }
@@ -125,13 +153,19 @@ class Completion:
         self._tail: Json = {"usage": None} if counted else {}
         self._offsets: dict[int, _Offset] = {}
 
-    def first(self, index: int) -> list[Json]:
+    def first(self, index: int, begin: TextDelta | None = None) -> list[Json]:
         return []
 
     def text(self, index: int, delta: TextDelta) -> list[Json]:
         if not (delta.text or delta.tokens):
             return []
         return [self._chunk(self._choice(index, delta.text, delta.tokens, None))]
+
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """What `text` makes of a delta, but for its text; None where there is more to it than that."""
+        if self._logprobs is not None:
+            return None
+        return around(self._chunk(self._choice(index, "", [], None)), "text")
 
     def last(self, index: int, finish: str) -> list[Json]:
         return [self._chunk(self._choice(index, "", [], finish))]
@@ -169,6 +203,31 @@ class Completion:
             "top_logprobs": tops,
             "text_offset": [offset.advance(token.raw) for token in tokens],
         }
+
+
+def _message(answer: Whole) -> Json:
+    """An assistant's message; what there is none of is left out, but for the content, which is null."""
+    message: Json = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.reasoning:
+        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return message
+
+
+def _pieces(call: CallDelta) -> list[Json]:
+    """A call's id, type and name once, with empty arguments; then its arguments alone."""
+    out: list[Json] = []
+    if call.id:
+        function = {"name": call.name, "arguments": ""}
+        out.append({"index": call.index, "id": call.id, "type": "function", "function": function})
+    if call.arguments:
+        out.append({"index": call.index, "function": {"arguments": call.arguments}})
+    return out
 
 
 def _token(raw: bytes, logprob: float) -> Json:
