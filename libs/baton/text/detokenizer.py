@@ -22,9 +22,18 @@ class Detokenizer:
     completion, which goes on with the prompt's: pass `continues` there and the space stays.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        continues: bool = False,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """`keep`: special tokens that are shown like any other."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._keep = keep
         self._drop_space = tokenizer.space_prefix and not continues
         self._decoder = _new_decoder(errors="replace")
 
@@ -48,8 +57,12 @@ class Detokenizer:
         """At the end: U+FFFD if a character was left incomplete, else nothing."""
         return self._decoder.decode(b"", final=True)
 
+    def skips(self, token: int) -> bool:
+        """Whether a token is left out of the text."""
+        return self._skip_special and self._tokenizer.is_special(token) and token not in self._keep
+
     def _bytes_of(self, token: int) -> bytes:
-        if self._skip_special and self._tokenizer.is_special(token):
+        if self.skips(token):
             return b""
         part = self._tokenizer.token_bytes(token)
         if self._drop_space and part:

@@ -19,8 +19,8 @@ class Parts:
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
-        return bool(self.text or self.reasoning or self.calls)
+    def __add__(self, other: Parts) -> Parts:
+        return Parts(self.text + other.text, self.reasoning + other.reasoning, self.calls + other.calls)
 
 
 class Reader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.protocol.request import TextDelta, Timing, TokenText, Usage
+from baton.protocol.request import CallDelta, TextDelta, Timing, TokenText, Usage
 from baton_services.gateway.build import Plan
 from baton_services.gateway.shapes import Whole
 
@@ -47,11 +47,18 @@ class Answers(Tally):
         self._texts: dict[int, list[str]] = {}
         self._tokens: dict[int, list[TokenText]] = {}
         self._finish: dict[int, str] = {}
+        self._reasoning: dict[int, list[str]] = {}
+        self._calls: dict[int, dict[int, CallDelta]] = {}
 
     def take(self, index: int, delta: TextDelta) -> None:
         super().take(index, delta)
         self._texts.setdefault(index, []).append(delta.text)
         self._tokens.setdefault(index, []).extend(delta.tokens)
+        self._reasoning.setdefault(index, []).append(delta.reasoning)
+        for call in delta.calls:
+            begun = self._calls.setdefault(index, {}).setdefault(call.index, call)
+            if begun is not call:
+                begun.arguments += call.arguments
         if delta.finish:
             self._finish[index] = delta.finish
 
@@ -65,7 +72,16 @@ class Answers(Tally):
                 drawn = sorted(drawn, key=self._likelihood, reverse=True)[: self._shown]
             shown += drawn
             first += size
-        return [Whole("".join(self._texts[i]), self._tokens[i], self._finish[i]) for i in shown]
+        return [
+            Whole(
+                "".join(self._texts[i]),
+                self._tokens[i],
+                self._finish[i],
+                "".join(self._reasoning[i]),
+                list(self._calls.get(i, {}).values()),
+            )
+            for i in shown
+        ]
 
     def _likelihood(self, index: int) -> float:
         """Mean log-probability a token, as OpenAI's `best_of` ranks."""

@@ -13,6 +13,7 @@ from baton.protocol.sampling import SamplingParams
 from baton_services.gateway.errors import invalid, unsupported
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
 from baton_services.gateway.structure import structure
+from baton_services.gateway.tooling import tooling
 from baton_services.gateway.turns import turns
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -20,8 +21,6 @@ MAX_SEQUENCES = 512  # of one request: prompts times choices
 MAX_ARGUMENT_DEPTH = 16
 
 _REFUSED = {
-    "tools": "tool calling",
-    "tool_choice": "tool calling",
     "functions": "function calling",
     "function_call": "function calling",
     "audio": "audio output",
@@ -30,8 +29,6 @@ _REFUSED = {
     "suffix": "text after the answer",
 }
 _INERT: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "suffix": ("",),
@@ -83,6 +80,7 @@ def chat(request: ChatRequest, envelope: Envelope) -> Plan:
         "add_generation_prompt": request.add_generation_prompt is not False and not open_end,
         "continue_final_message": open_end,
         "template_arguments": arguments,
+        **tooling(request),
     }
     return _plan(request, envelope, request.n or 1, request.n or 1, [fields])
 

@@ -37,7 +37,8 @@ class Direct:
     def take(self, index: int, delta: TextDelta) -> bool:
         """Writes a delta, or says that it is the handler's."""
         around, transport = self._around.get(index), self._transport
-        if around is None or transport is None or delta.finish or delta.tokens or delta.failure is not None:
+        more = delta.finish or delta.tokens or delta.reasoning or delta.calls or delta.failure is not None
+        if around is None or transport is None or more:
             return False
         if transport.is_closing() or transport.get_write_buffer_size() > FULL:
             return False

@@ -69,6 +69,22 @@ class StreamOptions(msgspec.Struct):
     include_obfuscation: bool | None = None
 
 
+class FunctionDefinition(msgspec.Struct):
+    """A function that the model may call; `parameters` is a JSON schema of an object."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct):
+    """A tool: a function, as far as this API goes."""
+
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
 class JsonSchema(msgspec.Struct):
     """A named JSON schema. `strict` or not, the answer keeps to it."""
 
@@ -129,8 +145,9 @@ class ChatRequest(Common, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Any = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=128)] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -144,7 +161,6 @@ class ChatRequest(Common, kw_only=True):
 
     # Of no effect on a text model's answer; their types are checked, as a slip there is a slip of the client.
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     service_tier: str | None = None
     store: bool | None = None

@@ -39,15 +39,16 @@ class Answer:
         skip_special: bool,
         continues: bool,
         min_tokens: int = 0,
+        keep: frozenset[int] = frozenset(),
     ) -> None:
         """Args:
         continues: the answer goes on with the prompt's text (a completion), it starts none.
         min_tokens: a stop string completed by a token before this many is only text.
+        keep: special tokens that are part of the text all the same.
         """
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
         self._min_tokens = min_tokens
-        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, continues=continues)
+        self._detokenizer = Detokenizer(tokenizer, skip_special=skip_special, continues=continues, keep=keep)
         self._stops = StopFilter(stops) if stops else None
         self._held: deque[_Held] = deque()
         self._echo = ""
@@ -88,7 +89,7 @@ class Answer:
         before = self._detokenizer.pending
         raw: list[bytes] = []
         piece = self._detokenizer.push([token], raw)
-        if not (self._skip_special and self._tokenizer.is_special(token)):
+        if not self._detokenizer.skips(token):
             end = self._seen + len(piece) + bool(self._detokenizer.pending)
             self._held.append(_Held(self._seen, end, before, piece, self._describe(raw[0], logprobs)))
         return piece

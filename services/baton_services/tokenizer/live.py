@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from baton.bus.streams import News, StreamReceiver
 from baton.protocol.base import pack_tokens
 from baton.protocol.placing import Placement, Target
-from baton.protocol.request import Generate, Timing, Usage
+from baton.protocol.request import Generate, TextDelta, Timing, Usage
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
 from baton.protocol.sequence import SequenceState
 from baton.protocol.work import Tokens
+from baton.text.reader import Reader
 from baton_services.tokenizer.answer import Answer
+
+ATTEMPTS_EACH = 1_024  # more than any owner makes
 
 
 @dataclass(slots=True)
@@ -26,13 +29,14 @@ class LiveRequest:
     generate: Generate
     deadline: float  # monotonic seconds
     answer: Answer
+    reader: Reader | None = None  # of tool calls and reasoning, where there may be any
     stream: StreamReceiver = field(default_factory=StreamReceiver)
     arrived: float = field(default_factory=time.monotonic)
     prompt: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    attempt: int = -1  # none yet
+    attempt: int = field(init=False)  # the one under way, or before the first
     failures: int = 0  # attempts that failed of themselves; lost workers do not count
     losses: int = 0  # workers that died under it
     setbacks: int = 0  # attempts that ended, whyever, since its last new token
@@ -47,6 +51,10 @@ class LiveRequest:
     last_token: float = 0.0
     dispatching: bool = False
     over: bool = False
+
+    def __post_init__(self) -> None:
+        # Workers may still hold what a former owner of this request began: our attempts come after its.
+        self.attempt = self.generate.resend * ATTEMPTS_EACH - 1
 
     @property
     def id(self) -> str:
@@ -78,6 +86,32 @@ class LiveRequest:
         if not isinstance(news, News):
             return None
         return news.tokens, news.logprobs, self.stream.finish
+
+    @property
+    def written(self) -> int:
+        """Characters of the answer's text that are out."""
+        return self.answer.sent if self.reader is None else self.reader.written
+
+    @property
+    def finish(self) -> str:
+        """Why the answer is over: a call that ends it is a reason of its own, one cut short is not."""
+        called = self.reader is not None and self.reader.called and self.answer.finish == "stop"
+        return "tool_calls" if called else self.answer.finish
+
+    def delta(self, tokens: list[int], logprobs: list[TokenLogprobs], finish: str) -> TextDelta:
+        """What new tokens add to the answer, as its gateway gets it."""
+        token_start = self.answer.described
+        text, described = self.answer.push(tokens, logprobs, finish)
+        delta = TextDelta(self.id, self.written, text, tokens=described, token_start=token_start)
+        if self.reader is None:
+            delta.start -= len(text)
+            return delta
+        delta.reasoning_start = self.reader.reasoned
+        parts = self.reader.push(text)
+        if self.answer.finish:
+            parts += self.reader.finish()
+        delta.text, delta.reasoning, delta.calls = parts.text, parts.reasoning, parts.calls
+        return delta
 
     def usage(self) -> Usage:
         return Usage(

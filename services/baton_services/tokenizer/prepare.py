@@ -43,6 +43,7 @@ class Preparer:
             skip_special=generate.skip_special_tokens,
             continues=generate.messages is None or generate.continue_final_message,
             min_tokens=generate.sampling.min_tokens,
+            keep=self._forms.kept(generate),
         )
         return LiveRequest(generate, time.monotonic() + generate.deadline_ms / 1000, answer)
 
@@ -60,7 +61,8 @@ class Preparer:
             loop = asyncio.get_running_loop()
             live.prompt = await loop.run_in_executor(self._pool, self._encode, live.generate)
         self._check_ids(live.generate.sampling)
-        self._limit(live, await self._forms.constraint(live.generate))
+        live.reader = self._forms.reader(live.generate, live.prompt)
+        self._limit(live, await self._forms.constraint(live.generate, live.prompt))
         if live.generate.echo:
             live.answer.echo(self._text_of(live))
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
@@ -71,12 +73,13 @@ class Preparer:
 
     def _encode(self, generate: Generate) -> list[int]:
         if generate.messages is not None:
+            messages, arguments = self._forms.conversation(generate)
             return encode_chat(
                 self._text.tokenizer,
                 self._text.template,
-                generate.messages,
+                messages,
                 add_generation_prompt=generate.add_generation_prompt,
-                arguments=generate.template_arguments,
+                arguments=arguments,
                 continue_final=generate.continue_final_message,
             )
         if generate.prompt is not None:
@@ -127,7 +130,8 @@ class Preparer:
 
 def _characters(generate: Generate) -> int:
     if generate.messages is not None:
-        return sum(len(message.content or "") for message in generate.messages)
+        tools = sum(len(tool.description) + len(tool.parameters) for tool in generate.tools)
+        return tools + sum(len(message.content or "") for message in generate.messages)
     return len(generate.prompt or "")
 
 

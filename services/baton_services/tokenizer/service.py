@@ -180,19 +180,17 @@ class TokenizerService:
         live.output += tokens
         live.logprobs += logprobs
         self._figures.tokens(live, len(tokens))
-        start, token_start = live.answer.sent, live.answer.described
-        text, described = live.answer.push(tokens, logprobs, finish)
-        delta = TextDelta(live.id, start, text, tokens=described, token_start=token_start)
+        delta = live.delta(tokens, logprobs, finish)
         if live.answer.finish:
             await self._finish(live, item, delta)
-        elif text or described:
+        elif delta.text or delta.tokens or delta.reasoning or delta.calls:
             self._outbox.put(live.generate.reply_to, delta)
 
     async def _finish(self, live: LiveRequest, item: Tokens, last: TextDelta) -> None:
         timing = item.timing or live.timing
-        last.finish, last.usage, last.timing = live.answer.finish, live.usage(), timing
+        last.finish, last.usage, last.timing = live.finish, live.usage(), timing
         self._outbox.put(live.generate.reply_to, last)
-        self._figures.ended(live, live.answer.finish)
+        self._figures.ended(live, live.finish)
         self._forget(live)
         if item.total >= 0:
             await self._dispatcher.ended(live)
@@ -207,7 +205,7 @@ class TokenizerService:
             return
         self._outbox.put(
             live.generate.reply_to,
-            TextDelta(live.id, live.answer.sent, "", failure=failure, usage=live.usage(), timing=live.timing),
+            TextDelta(live.id, live.written, "", failure=failure, usage=live.usage(), timing=live.timing),
         )
         self._figures.ended(live, failure.code.value)
         await self._cancel(live, failure.message)
