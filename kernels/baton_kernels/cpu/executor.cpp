@@ -38,7 +38,7 @@ Executor::Executor(const Shape& shape, const Op* ops, int count, int threads)
     made->values.reserve(int64_t(SPLIT) * dim);
     made->records.reserve(int64_t(queries) * record_size(dim));
     made->fresh.reserve(int64_t(queries) * record_size(dim));
-    made->quantised.reserve(int64_t(FEW) * most_groups_);
+    made->quantised.reserve(FEW, most_groups_);
     scratch_.push_back(std::move(made));
   }
 }
@@ -71,7 +71,7 @@ void Executor::prepare(const Step& step) {
   hidden_.reserve(int64_t(step.rows) * hidden_stride_);
   wide_.reserve(int64_t(step.rows) * wide_stride_);
   attended_.reserve(int64_t(step.rows) * attended_stride_);
-  quantised_.reserve(int64_t(step.rows) * most_groups_);
+  quantised_.reserve(step.rows, most_groups_);
   splits_.assign(size_t(step.rows), 1);
   record_.assign(size_t(step.rows), 0);
   items_.clear();

@@ -36,18 +36,34 @@ class Buffer {
   int64_t count_ = 0;
 };
 
-struct QuantisedBuffer {
-  Buffer<int8_t> bytes;
-  Buffer<float> scale, weighted;
-  Buffer<int32_t> sum;
-
+class PlaneBuffer {
+ public:
   void reserve(int64_t groups) {
-    bytes.reserve(groups * GROUP);
-    scale.reserve(groups);
-    weighted.reserve(groups);
-    sum.reserve(groups);
+    bytes_.reserve(groups * GROUP);
+    scale_.reserve(groups);
+    weighted_.reserve(groups);
+    sum_.reserve(groups);
   }
-  Quantised view() const { return {bytes.get(), scale.get(), weighted.get(), sum.get()}; }
+  Plane view() const { return {bytes_.get(), scale_.get(), weighted_.get(), sum_.get()}; }
+
+ private:
+  Buffer<int8_t> bytes_;
+  Buffer<float> scale_, weighted_;
+  Buffer<int32_t> sum_;
+};
+
+class QuantisedBuffer {
+ public:
+  void reserve(int64_t rows, int groups) {
+    coarse_.reserve(rows * groups);
+    fine_.reserve(rows * groups);
+    has_fine_.reserve(rows * flag_words(groups));
+  }
+  Quantised view() const { return {coarse_.view(), fine_.view(), has_fine_.get()}; }
+
+ private:
+  PlaneBuffer coarse_, fine_;
+  Buffer<uint64_t> has_fine_;
 };
 
 class Executor {

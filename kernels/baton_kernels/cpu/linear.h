@@ -1,13 +1,18 @@
 // Linear layers: packed weights times quantised rows.
 //
 // Per tile and row: the integer dot product is exact (15 * 127 * 2 * 8 = 30,480 fits 16 bits), then two fused
-// multiply-adds, group after group. The loops differ in what they keep at hand, never in that order.
+// multiply-adds; the same again for a fine plane; and so on, group after group. The loops differ in what they
+// keep at hand, never in that order.
 #pragma once
+
+#include <bit>
 
 #include "quantise.h"
 #include "tiles.h"
 
 namespace baton {
+
+constexpr int MOST_GROUPS = 2048;  // of K: 65,536 values
 
 // Where results go: `out` [rows, stride] with the matrix's own columns first.
 struct Output {
@@ -61,35 +66,76 @@ inline I8 joined(I8 high, I8 low, int32_t sum) {
 }
 
 template <class Tile>
-F8 accumulate(F8 sum, I8 product, F8 scales, F8 minima, const Quantised& a, int64_t at) {
+F8 accumulate(F8 sum, I8 product, F8 scales, F8 minima, const Plane& a, int64_t at) {
   sum = fma(to_float(product), mul(scales, spread_at(a.scale + at)), sum);
   return Tile::MINIMA ? fma(minima, spread_at(a.weighted + at), sum) : sum;
 }
 
+// The fine plane of one row and group.
+template <class Tile>
+F8 accumulate_fine(F8 sum, const uint8_t* tile, F8 scales, F8 minima, const Plane& a, int64_t at) {
+  const int8_t* bytes = a.bytes + at * GROUP;
+  if constexpr (Tile::EIGHT) {
+    const I8 product = joined(dot(eight_bit<true>(tile), bytes), dot(eight_bit<false>(tile), bytes), a.sum[at]);
+    return accumulate<Tile>(sum, product, scales, minima, a, at);
+  }
+  return accumulate<Tile>(sum, dot(four_bit(tile), bytes), scales, minima, a, at);
+}
+
+// For each group, which rows of a block have a fine plane there: a bit a row.
+class FineRows {
+ public:
+  FineRows(const Quantised& a, int first, int rows, int groups) {
+    for (int group = 0; group < groups; group++) rows_[group] = 0;
+    const int words = flag_words(groups);
+    for (int row = 0; row < rows; row++) {
+      const uint64_t* flags = a.has_fine + int64_t(first + row) * words;
+      for (int word = 0; word < words; word++) {
+        for (uint64_t rest = flags[word]; rest; rest &= rest - 1) {
+          rows_[word * 64 + std::countr_zero(rest)] |= uint64_t(1) << row;
+        }
+      }
+    }
+  }
+  uint64_t operator[](int group) const { return rows_[group]; }
+
+ private:
+  uint64_t rows_[MOST_GROUPS];
+};
+
 // A few rows: sums stay in registers along all of K.
 template <class Tile, int ROWS>
 void few_rows(const Packed& w, int from, int to, const Quantised& a, const Output& out) {
+  const FineRows fine(a, 0, ROWS, w.groups);
   for (int panel = from; panel < to; panel++) {
     const uint8_t* tile = w.data + int64_t(panel) * w.groups * Tile::BYTES;
     F8 sums[ROWS];
     for (int r = 0; r < ROWS; r++) sums[r] = zero();
     for (int group = 0; group < w.groups; group++, tile += Tile::BYTES) {
       const F8 scales = Tile::scales(tile), minima = Tile::minima(tile);
+      const int64_t at = int64_t(group) * ROWS;
+      const int8_t* bytes = a.coarse.bytes + at * GROUP;
       I8 products[ROWS];
       if constexpr (Tile::EIGHT) {
         const Nibbles high = eight_bit<true>(tile);
-        for (int r = 0; r < ROWS; r++) products[r] = dot(high, a.bytes + (int64_t(group) * ROWS + r) * GROUP);
+        for (int r = 0; r < ROWS; r++) products[r] = dot(high, bytes + r * GROUP);
         const Nibbles low = eight_bit<false>(tile);
         for (int r = 0; r < ROWS; r++) {
-          const int64_t at = int64_t(group) * ROWS + r;
-          products[r] = joined(products[r], dot(low, a.bytes + at * GROUP), a.sum[at]);
+          products[r] = joined(products[r], dot(low, bytes + r * GROUP), a.coarse.sum[at + r]);
         }
       } else {
         const Nibbles codes = four_bit(tile);
-        for (int r = 0; r < ROWS; r++) products[r] = dot(codes, a.bytes + (int64_t(group) * ROWS + r) * GROUP);
+        for (int r = 0; r < ROWS; r++) products[r] = dot(codes, bytes + r * GROUP);
       }
       for (int r = 0; r < ROWS; r++) {
-        sums[r] = accumulate<Tile>(sums[r], products[r], scales, minima, a, int64_t(group) * ROWS + r);
+        sums[r] = accumulate<Tile>(sums[r], products[r], scales, minima, a.coarse, at + r);
+      }
+      if (fine[group]) {
+        for (int r = 0; r < ROWS; r++) {
+          if (fine[group] >> r & 1) {
+            sums[r] = accumulate_fine<Tile>(sums[r], tile, scales, minima, a.fine, at + r);
+          }
+        }
       }
     }
     for (int r = 0; r < ROWS; r++) put(out, r, w.column + panel * LANES, sums[r]);
@@ -101,6 +147,7 @@ void few_rows(const Packed& w, int from, int to, const Quantised& a, const Outpu
 template <class Tile>
 void block_of_rows(const Packed& w, int from, int to, const Quantised& a, int first, int rows,
                    const Output& out) {
+  const FineRows fine(a, first, rows, w.groups);
   F8 sums[ROW_BLOCK];
   I8 products[ROW_BLOCK];
   for (int panel = from; panel < to; panel++) {
@@ -108,21 +155,25 @@ void block_of_rows(const Packed& w, int from, int to, const Quantised& a, int fi
     for (int r = 0; r < rows; r++) sums[r] = zero();
     for (int group = 0; group < w.groups; group++, tile += Tile::BYTES) {
       const int64_t at = int64_t(first) * w.groups + int64_t(group) * rows;
-      const int8_t* bytes = a.bytes + at * GROUP;
+      const int8_t* bytes = a.coarse.bytes + at * GROUP;
       const F8 scales = Tile::scales(tile), minima = Tile::minima(tile);
       if constexpr (Tile::EIGHT) {
         const Nibbles high = eight_bit<true>(tile);
         for (int r = 0; r < rows; r++) products[r] = dot(high, bytes + r * GROUP);
         const Nibbles low = eight_bit<false>(tile);
         for (int r = 0; r < rows; r++) {
-          const I8 product = joined(products[r], dot(low, bytes + r * GROUP), a.sum[at + r]);
-          sums[r] = accumulate<Tile>(sums[r], product, scales, minima, a, at + r);
+          const I8 product = joined(products[r], dot(low, bytes + r * GROUP), a.coarse.sum[at + r]);
+          sums[r] = accumulate<Tile>(sums[r], product, scales, minima, a.coarse, at + r);
         }
       } else {
         const Nibbles codes = four_bit(tile);
         for (int r = 0; r < rows; r++) {
-          sums[r] = accumulate<Tile>(sums[r], dot(codes, bytes + r * GROUP), scales, minima, a, at + r);
+          sums[r] = accumulate<Tile>(sums[r], dot(codes, bytes + r * GROUP), scales, minima, a.coarse, at + r);
         }
+      }
+      for (uint64_t rest = fine[group]; rest; rest &= rest - 1) {
+        const int r = std::countr_zero(rest);
+        sums[r] = accumulate_fine<Tile>(sums[r], tile, scales, minima, a.fine, at + r);
       }
     }
     for (int r = 0; r < rows; r++) put(out, first + r, w.column + panel * LANES, sums[r]);

@@ -52,7 +52,7 @@ def pack_q4_0(raw: Bytes, rows: int) -> PackedMatrix:
     blocks = raw.reshape(rows, -1, 18)
     scales = _halves(blocks, 0)
     with np.errstate(over="ignore"):
-        minima = (scales * np.float16(-8)).astype(np.float16)
+        minima = np.multiply(scales, np.float16(-8), dtype=np.float16)
     if not np.isfinite(minima).all():
         raise ValueError("scales beyond float16")
     return _pack_four(blocks[:, :, 2:], scales, minima, Kind.Q4_HALF)
@@ -73,7 +73,8 @@ def pack_q8_0(raw: Bytes, rows: int) -> PackedMatrix:
 
 def pack_four(codes: Codes, scales: Floats, minima: Floats) -> PackedMatrix:
     """Codes 0 to 15, uint8 [rows, groups, 32], scales and minima float32 [rows, groups]: w = d * q + m."""
-    return _pack_four(codes[:, :, :16] | codes[:, :, 16:] << 4, scales, minima, Kind.Q4_FULL)
+    nibbles = codes[:, :, :16] | codes[:, :, 16:] << np.uint8(4)
+    return _pack_four(nibbles.astype(np.uint8, copy=False), scales, minima, Kind.Q4_FULL)
 
 
 def pack_eight(

@@ -1,0 +1,185 @@
+"""The model by the native CPU kernels: a step is one call, without the GIL and without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.config.settings import Settings
+from baton.engine.plan import Sampled, Slice, StepPlan, StepResult
+from baton.engine.sampling import sample
+from baton.kvcache.fingerprint import fingerprint, weights_hash
+from baton.kvcache.pool import KvPool
+from baton.models.catalogue import default_cache_dir, resolve
+from baton.models.config import DecoderConfig, load_config
+from baton.models.errors import UnsupportedModel
+from baton.protocol.liveness import Geometry, ModelInfo
+from baton.runner.native_ops import RopeTable, check, operations, shape
+from baton.runner.native_step import StepArrays
+from baton.runner.native_weights import load_packed
+from baton_kernels.cpu import CONTRACT
+from baton_kernels.cpu.build import Variant, best_variant, build
+from baton_kernels.cpu.library import Executor, Library
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 40  # a chunk over several blocks
+
+
+class NativeRunner:
+    """A `Runner` over the compiled kernels. Loads the model when made."""
+
+    def __init__(self, settings: Settings, variant: Variant | None = None) -> None:
+        """
+        Args:
+            variant: of the kernels; by default the best for this CPU. All give the same bits.
+
+        Raises:
+            ModelError: the model is not there, damaged, or not supported.
+            BuildError: the kernels cannot be compiled.
+            ValueError: settings that this engine cannot meet; the text names the option.
+        """
+        found = resolve(settings.model.name, settings.model.cache_dir)
+        if found.kind == "mock":
+            raise ValueError(f"{settings.model.name!r} is no model for the native engine: use --engine mock")
+        _check_dtypes(settings)
+        cache_dir = default_cache_dir(settings.model.cache_dir)
+        config = load_config(found.path)
+        check(config, str(found.path))
+        weights = weights_hash(found.path, cache_dir)
+        self.geometry = _geometry(config, settings.model.block_size)
+        self.num_blocks = _num_blocks(settings, self.geometry)
+        self.model = ModelInfo(
+            name=found.name,
+            max_context=_max_context(settings, config),
+            vocab_size=config.real_vocab,
+            created=int(found.path.stat().st_mtime),
+        )
+        self.fingerprint = fingerprint(
+            weights=weights,
+            dtype="native",
+            kv_dtype="float16",
+            block_size=settings.model.block_size,
+            contract=CONTRACT,
+            tuning="native",
+        )
+        library = Library(build(cache_dir, variant))
+        self._weights = load_packed(found.path, config, weights, cache_dir)
+        threads = settings.worker.threads or os.cpu_count() or 1
+        self._executor: Executor = library.executor(
+            shape(config, settings.model.block_size), operations(config, self._weights), threads
+        )
+        self._arrays = StepArrays(RopeTable(config), -(-config.vocab_size // 8) * 8)
+        self._pool: KvPool | None = None
+        log.info("%s loaded: %s kernels, %d threads", found.name, variant or best_variant(), threads)
+
+    def attach(self, pool: KvPool) -> None:
+        """Use this pool's pages.
+
+        Raises:
+            ValueError: the pool's blocks are not of this runner's geometry.
+        """
+        if pool.data.shape[1] != self.geometry.block_bytes:
+            raise ValueError(
+                f"the pool has blocks of {pool.data.shape[1]} bytes, the model {self.geometry.block_bytes}"
+            )
+        self._pool = pool
+
+    def warm_up(self) -> None:
+        """A chunk and a decode on a pool of its own: real pages are not touched."""
+        tokens = min(_WARM_UP_TOKENS, self.model.max_context - 1)
+        each = -(-(tokens + 1) // self.geometry.block_size)
+        pool = KvPool.create_private(self.geometry, each)
+        blocks = list(range(each))
+        self._run([Slice(("warm-up", 0, 0), [0] * tokens, 0, blocks, None)], [0], pool)
+        self._run([Slice(("warm-up", 0, 0), [0], tokens, blocks, None)], [0], pool)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute every slice: write its K and V to its pages, and sample where asked.
+
+        Raises:
+            RuntimeError: no pool is attached, or the runner is closed.
+            ValueError: a slice names tokens or slots that do not exist.
+        """
+        wanted = [number for number, part in enumerate(plan.slices) if part.sample is not None]
+        logits = self._run(plan.slices, wanted, self._attached())
+        samples: list[Sampled | None] = [None] * len(plan.slices)
+        for row, number in zip(logits, wanted, strict=True):
+            spec = plan.slices[number].sample
+            if spec is not None:
+                samples[number] = sample(row, spec)
+        return StepResult(samples)
+
+    def logits(self, plan: StepPlan) -> npt.NDArray[np.float32]:
+        """What `execute` would sample from: float32 [slices, vocab_size], of each slice's last token.
+
+        Writes K and V as `execute` does. Good until the next step.
+        """
+        return self._run(plan.slices, range(len(plan.slices)), self._attached())
+
+    def profile(self) -> ctypes.Array[ctypes.c_double]:
+        """From now on, seconds spent in each operation are added up here; see `native_ops.operations`."""
+        return self._executor.profile()
+
+    def close(self) -> None:
+        """Let go of the model and the pool's pages. Idempotent."""
+        self._executor.close()
+        self._pool = None
+
+    def _attached(self) -> KvPool:
+        if self._pool is None:
+            raise RuntimeError("a runner needs a pool before its first step: call attach()")
+        return self._pool
+
+    def _run(self, slices: Sequence[Slice], wanted: Sequence[int], pool: KvPool) -> npt.NDArray[np.float32]:
+        step, logits = self._arrays.lay_out(slices, wanted, pool)
+        self._executor.step(step)
+        return logits[:, : self.model.vocab_size]
+
+
+def _check_dtypes(settings: Settings) -> None:
+    if settings.model.dtype != "auto":
+        raise ValueError(
+            f"--model-dtype {settings.model.dtype}: the native engine computes with the file's own blocks, "
+            "or 8 bit in groups of 32: use auto, or --engine torch"
+        )
+    if settings.model.kv_dtype == "float32":
+        raise ValueError(
+            "--model-kv-dtype float32: the native engine keeps KV in float16, or use --engine torch"
+        )
+
+
+def _geometry(config: DecoderConfig, block_size: int) -> Geometry:
+    values = config.layers * 2 * config.kv_heads * block_size * config.head_dim
+    return Geometry(
+        block_size=block_size,
+        block_bytes=values * 2,
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype="float16",
+    )
+
+
+def _num_blocks(settings: Settings, geometry: Geometry) -> int:
+    blocks = settings.worker.kv_memory_mb * 2**20 // geometry.block_bytes
+    if not blocks:
+        raise ValueError(
+            f"--worker-kv-memory-mb {settings.worker.kv_memory_mb} holds not one KV block "
+            f"of {geometry.block_bytes} bytes"
+        )
+    return blocks
+
+
+def _max_context(settings: Settings, config: DecoderConfig) -> int:
+    asked = settings.model.max_context
+    if asked > config.max_context:
+        raise UnsupportedModel(
+            f"--model-max-context {asked}: {settings.model.name} takes at most {config.max_context} tokens"
+        )
+    return asked or config.max_context

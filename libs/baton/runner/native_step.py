@@ -1,0 +1,73 @@
+"""A plan's slices as the arrays that one native call takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.engine.plan import Slice
+from baton.kvcache.pool import KvPool
+from baton.runner.native_ops import RopeTable
+from baton_kernels.cpu.library import CStep
+
+Floats = npt.NDArray[np.float32]
+
+
+class StepArrays:
+    """Lays out steps. What it hands out is good until the next call."""
+
+    def __init__(self, rope: RopeTable, logits_stride: int) -> None:
+        self._rope = rope
+        self._stride = logits_stride
+        self._logits: Floats = np.empty((1, logits_stride), dtype=np.float32)
+        self._kept: list[npt.NDArray[np.int32]] = []  # what the pointers of the last step name
+
+    def lay_out(self, slices: Sequence[Slice], wanted: Sequence[int], pool: KvPool) -> tuple[CStep, Floats]:
+        """
+        Args:
+            wanted: which slices' last tokens' logits are wanted.
+
+        Returns:
+            The step, and where its logits will be: float32 [wanted, stride].
+        """
+        block_size = pool.geometry.block_size
+        ids: list[int] = []
+        spans: list[int] = []
+        tables: list[int] = []
+        last: list[int] = []
+        furthest = 0
+        for part in slices:
+            length = len(part.tokens)
+            end = part.start + length
+            spans += (len(ids), length, part.start, len(tables))
+            ids += part.tokens
+            used = -(-end // block_size)
+            if used > len(part.blocks):
+                raise ValueError(f"a slice up to position {end} names {len(part.blocks)} KV blocks")
+            tables += part.blocks[:used]
+            last.append(len(ids) - 1)
+            furthest = max(furthest, end - 1)
+        self._rope.reach(furthest)
+        arrays = [
+            np.array(each, dtype=np.int32)
+            for each in (ids, spans, tables, [last[number] for number in wanted])
+        ]
+        self._kept = arrays
+        if len(self._logits) < len(wanted):
+            self._logits = np.empty((len(wanted), self._stride), dtype=np.float32)
+        step = CStep(
+            len(ids),
+            len(slices),
+            len(wanted),
+            pool.num_blocks,
+            *(each.ctypes.data for each in arrays),
+            self._rope.cos.ctypes.data,
+            self._rope.sin.ctypes.data,
+            self._logits.ctypes.data,
+            self._stride,
+            pool.data.ctypes.data,
+            pool.block_bytes,
+        )
+        return step, self._logits[: len(wanted)]
