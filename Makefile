@@ -12,7 +12,7 @@ BIN = $(VENV)/bin
 SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
 PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips
 
-.PHONY: help run setup test test-all lint format clean
+.PHONY: help run setup test test-all conformance lint format clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ test: setup ## set up and run the tests
 test-all: setup ## the same with the slow tests
 	@$(BIN)/baton pull
 	@$(PYTEST) $(ARGS)
+
+conformance: setup ## check answers against OpenAI's schema: make conformance SPEC=path/to/openapi.json
+	@test -n "$(SPEC)" || { echo "SPEC=path/to/openapi.json is missing"; exit 2; }
+	@PYTHONPATH=tests/plugins $(BIN)/python tests/conformance/conformance.py "$(SPEC)"
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -74,8 +74,7 @@ class Generator:
         request = parse(body, CompletionRequest)
         self._mention_unknown(body, CompletionRequest)
         plan = build.completion(request, self._envelope(http))
-        counted = _counted(request)
-        shape = shapes.Completion(http[REQUEST_ID], request.model, logprobs=request.logprobs, counted=counted)
+        shape = shapes.Completion(http[REQUEST_ID], request.model, logprobs=request.logprobs)
         return await self._serve(http, request, plan, shape)
 
     def _envelope(self, http: web.Request) -> build.Envelope:

@@ -142,7 +142,7 @@ class _Offset:
 class Completion:
     """Shapes of `/v1/completions`."""
 
-    def __init__(self, request: str, model: str, *, logprobs: int | None, counted: bool = False) -> None:
+    def __init__(self, request: str, model: str, *, logprobs: int | None) -> None:
         self._head = {
             "id": f"cmpl-{request}",
             "object": "text_completion",
@@ -150,7 +150,6 @@ class Completion:
             "model": model,
         }
         self._logprobs = logprobs
-        self._tail: Json = {"usage": None} if counted else {}
         self._offsets: dict[int, _Offset] = {}
 
     def first(self, index: int, begin: TextDelta | None = None) -> list[Json]:
@@ -181,7 +180,7 @@ class Completion:
         return {**self._head, "choices": choices, "usage": usage(counts)}
 
     def _chunk(self, choice: Json) -> Json:
-        return {**self._head, "choices": [choice], **self._tail}
+        return {**self._head, "choices": [choice]}
 
     def _choice(self, index: int, text: str, tokens: list[TokenText], finish: str | None) -> Json:
         described = None

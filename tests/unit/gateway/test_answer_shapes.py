@@ -82,7 +82,7 @@ def test_chat_body() -> None:
 
 @pytest.mark.parametrize("logprobs", [None, 0, 2])
 def test_completion_chunks(logprobs: int | None) -> None:
-    shape = shapes.Completion("abc", "m", logprobs=logprobs, counted=True)
+    shape = shapes.Completion("abc", "m", logprobs=logprobs)
     chunks = stream(shape, 0, 1)
     choices = check_stream(chunks, chat=False)
     assert {index: choice.text for index, choice in choices.items()} == {0: "a€", 1: "a€"}
