@@ -24,7 +24,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def test_prepared_bytes_around_a_text_are_its_frame(text: str, model: str, counted: bool, index: int) -> None:
     for shape in (
         shapes.Chat("id", model, logprobs=False, counted=counted),
-        shapes.Completion("id", model, logprobs=None, counted=counted),
+        shapes.Completion("id", model, logprobs=None),
     ):
         prepared = shape.around(index)
         assert prepared is not None

@@ -66,14 +66,14 @@ def turn(**message: Any) -> Any:
             BAD,
         ),
         ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio", Code.UNSUPPORTED),
-        ({"tools": [{"type": "function"}]}, "tools", Code.UNSUPPORTED),
-        ({"tool_choice": "required"}, "tool_choice", Code.UNSUPPORTED),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", BAD),
+        ({"tool_choice": "required"}, "tool_choice", BAD),
         ({"functions": [{}]}, "functions", Code.UNSUPPORTED),
-        ({"response_format": {"type": "json_object"}}, "response_format", Code.UNSUPPORTED),
+        ({"response_format": {"type": "xml"}}, "response_format", Code.UNSUPPORTED),
         ({"modalities": ["text", "audio"]}, "modalities", Code.UNSUPPORTED),
         ({"audio": {"voice": "x"}}, "audio", Code.UNSUPPORTED),
         ({"prediction": {}}, "prediction", Code.UNSUPPORTED),
-        ({"guided_regex": "a+"}, "guided_regex", Code.UNSUPPORTED),
+        ({"guided_regex": "a+", "response_format": {"type": "json_object"}}, "guided_regex", BAD),
         ({"chat_template_kwargs": {"a": 2**64}}, "chat_template_kwargs", BAD),
         (
             {"continue_final_message": True, "add_generation_prompt": True},
@@ -122,7 +122,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
     inert = {
         "tools": [], "tool_choice": "auto", "functions": [], "function_call": "none", "modalities": ["text"],
         "response_format": {"type": "text"}, "store": True, "metadata": {"a": "b"}, "user": "u",
-        "service_tier": "auto", "parallel_tool_calls": False, "reasoning_effort": "low", "verbosity": "low",
+        "service_tier": "auto", "parallel_tool_calls": True, "reasoning_effort": "low", "verbosity": "low",
     }  # fmt: skip
     plain, dressed = only(chat(seed=1)), only(chat(seed=1, **inert))
     assert dressed == plain
