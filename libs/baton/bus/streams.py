@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.protocol.base import pack_tokens, unpack_tokens
+from baton.protocol.base import pack_tokens, token_list
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.errors import Code, Failure
 from baton.protocol.request import Timing
@@ -160,7 +160,7 @@ class StreamReceiver:
         if item.attempt != self.attempt:
             return Stale(item.attempt)
         try:
-            tokens = unpack_tokens(item.tokens).tolist()
+            tokens = token_list(item.tokens)
         except msgspec.ValidationError as error:
             raise MalformedMessage(str(error)) from error
         end = item.start + len(tokens)

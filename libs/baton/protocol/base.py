@@ -6,6 +6,8 @@ reader ignores what it does not know, a newer one fills in what is missing.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Iterable
 
 import msgspec
@@ -36,7 +38,10 @@ def pack_tokens(tokens: Iterable[int] | TokenIds) -> bytes:
         OverflowError: an id is negative or does not fit 32 bits.
     """
     if not isinstance(tokens, np.ndarray):
-        tokens = np.fromiter(tokens, dtype=np.uint32)
+        packed = array("I", tokens)
+        if sys.byteorder == "big":
+            packed.byteswap()
+        return packed.tobytes()
     return tokens.astype("<u4", copy=False).tobytes()
 
 
@@ -49,6 +54,17 @@ def unpack_tokens(raw: bytes) -> TokenIds:
     if len(raw) % 4:
         raise msgspec.ValidationError(f"token ids take 4 bytes each, got {len(raw)} bytes")
     return np.frombuffer(raw, dtype="<u4")
+
+
+def token_list(raw: bytes) -> list[int]:
+    """As `unpack_tokens`, for the few tokens of a step: a list, several times as quick.
+
+    Raises:
+        msgspec.ValidationError: the bytes are not a whole number of ids.
+    """
+    if len(raw) == 4:
+        return [int.from_bytes(raw, "little")]
+    return unpack_tokens(raw).tolist()
 
 
 def pack_hashes(hashes: Iterable[int] | BlockHashes) -> bytes:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.telemetry.tally import Tally, TallyHistogram
+
 # One set of buckets for everything a person waits for, so that histograms can be compared and added up:
 # 1 ms (the mock) to 60 s, about 2.2 times apart.
 WAIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -50,7 +52,7 @@ class RequestMetrics(LoadMetrics):
             buckets=WAIT_BUCKETS,
             registry=registry,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = TallyHistogram(
             "baton_inter_token_latency_seconds",
             "Between one token and the next of the same request",
             buckets=STEP_BUCKETS,
@@ -65,7 +67,7 @@ class RequestMetrics(LoadMetrics):
         self.requests = Counter("baton_requests", "Requests ended", ["outcome"], registry=registry)
         self.attempts = Counter("baton_attempts", "Attempts started, replays included", registry=registry)
         self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens of requests", registry=registry)
-        self.output_tokens = Counter("baton_output_tokens", "Output tokens of requests", registry=registry)
+        self.output_tokens = Tally("baton_output_tokens", "Output tokens of requests", registry=registry)
 
 
 class WorkerMetrics(LoadMetrics):

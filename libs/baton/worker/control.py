@@ -97,7 +97,7 @@ class Control:
             case Ended():
                 self._out.acknowledged(message.request, message.attempt)
             case KvSnapshot():
-                await delivery.respond(self._events.snapshot(message.cursor))
+                await delivery.respond(await self._events.snapshot(message.cursor))
             case Drain():
                 await delivery.respond(Accepted())
                 self._host.request_drain(message.grace_ms)

@@ -87,7 +87,9 @@ class Worker:
         self._puller, self._blocks = puller, blocks
         figures = self._figures = WorkerFigures(host.registry)
         out = self._out = TokenOut(bus, worker=host.id, epoch=host.epoch, gone=self._tokenizer_gone)
-        self._events = KvEventStream(bus, engine.pool, host.model, host.id, host.epoch)
+        self._events = KvEventStream(
+            bus, engine.pool, self._spawn, model=host.model, worker=host.id, epoch=host.epoch
+        )
         self._loop = EngineLoop(
             engine,
             self._runner,

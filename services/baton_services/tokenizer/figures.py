@@ -34,8 +34,7 @@ class Figures:
             live.first_token = now
             self._metrics.time_to_first_token.observe(now - live.arrived)
         else:
-            for _ in range(count):
-                self._metrics.inter_token_latency.observe((now - live.last_token) / count)
+            self._metrics.inter_token_latency.observe((now - live.last_token) / count, count)
         live.last_token = now
         self._metrics.output_tokens.inc(count)
 
