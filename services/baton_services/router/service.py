@@ -179,7 +179,7 @@ class RouterService:
                 continue
 
     def _routable(self) -> bool:
-        """Whether a `Place` sent now would be answered well: from a filled index, unless that takes too long."""
+        """Whether a `Place` sent now is answered well: from a filled index, unless that takes too long."""
         if self._draining or not (self._view.ready(Role.DECODE) or self._view.ready(Role.PREFILL)):
             return False
         self._warm = self._warm or self._feed.filled or self._clock() - self._started > FILL_S
