@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from baton.protocol.errors import Code, Failure, RequestError
 from baton_services.gateway.errors import HttpError
 
 IDLE_S = 15.0  # without a byte of the body
 TOTAL_S = 120.0
 
-BODY_LIMIT = web.AppKey("body_limit", int)
+MAX_HELD = 256 * 2**20  # bytes of all bodies that are still coming in
+
+
+@dataclass(slots=True)
+class Bodies:
+    """What may come in: bytes of one body, and how much of all bodies is held while they do."""
+
+    limit: int
+    held: int = 0
+
+
+BODIES = web.AppKey("bodies", Bodies)
 
 # Ends the connection after the answer: what is left of the body is not worth reading. aiohttp goes on
 # taking (and dropping) bytes for a few seconds, so that the client reads the answer and sees no reset.
@@ -21,16 +34,17 @@ _CLOSE = {"Connection": "close"}
 
 
 async def read_json(http: web.Request) -> bytes:
-    """The body of a JSON request, at most `BODY_LIMIT` bytes, decompressed if need be.
+    """The body of a JSON request, decompressed if need be, within the application's `BODIES`.
 
     Raises:
         HttpError: 415 not JSON, 413 too large (before a byte is read if the length is declared),
             408 too slow, 400 cut short or wrongly compressed.
+        RequestError: too many bodies are coming in already.
     """
     refusal = _refusal(http)
     if refusal is not None:
         raise refusal
-    limit = http.app[BODY_LIMIT]
+    bodies = http.app[BODIES]
     chunks: list[bytes] = []
     size, until = 0, time.monotonic() + TOTAL_S
     try:
@@ -40,8 +54,11 @@ async def read_json(http: web.Request) -> bytes:
             if not chunk:
                 return b"".join(chunks)
             size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
+            bodies.held += len(chunk)
+            if size > bodies.limit:
+                raise _too_large(bodies.limit)
+            if bodies.held > MAX_HELD:
+                raise RequestError(_TOO_MANY)
             chunks.append(chunk)
     except TimeoutError as error:
         words = f"the body came too slowly: nothing for {IDLE_S:g} s, or not complete in {TOTAL_S:g} s"
@@ -49,6 +66,8 @@ async def read_json(http: web.Request) -> bytes:
     except (HttpProcessingError, web.RequestPayloadError) as error:
         words = "the body is cut short, or not encoded as its headers say"
         raise HttpError(400, words, code="invalid_request", headers=_CLOSE) from error
+    finally:
+        bodies.held -= size
 
 
 async def expect(http: web.Request) -> None:
@@ -70,8 +89,13 @@ def _refusal(http: web.Request) -> HttpError | None:
         given = http.headers.get("Content-Type", "none")[:100]
         words = f"send Content-Type: application/json (in UTF-8), not {given!r}"
         return HttpError(415, words, code="unsupported_content_type", headers=_CLOSE)
-    limit = http.app[BODY_LIMIT]
+    limit = http.app[BODIES].limit
     return _too_large(limit) if (http.content_length or 0) > limit else None
+
+
+_TOO_MANY = Failure(
+    code=Code.OVERLOADED, message="too many large requests are coming in at once", retry_after_ms=1_000
+)
 
 
 def _too_large(limit: int) -> HttpError:

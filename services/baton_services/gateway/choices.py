@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ class Choices:
         self._arrived = asyncio.Event()
         self._parked = False  # `next` waits, and all that it has returned is dealt with
         self.sink: Callable[[int, TextDelta], bool] | None = None  # takes what it can while `next` waits
+        self._deadline = time.monotonic() + prompts[0][0].deadline_ms / 1000
         self.count = 0
         for choices in prompts:
             self._first.append((self.count, choices[0]))
@@ -91,4 +93,5 @@ class Choices:
             self._ready.append(index)
             self._arrived.set()
 
+        generate.deadline_ms = max(1, int((self._deadline - time.monotonic()) * 1000))
         self._live[index] = await self._exchanges.open(generate, wake)

@@ -22,7 +22,7 @@ from baton.service.base import ServiceHost, StartupError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import web_app
-from baton_services.gateway.body import BODY_LIMIT, expect
+from baton_services.gateway.body import BODIES, Bodies, expect
 from baton_services.gateway.errors import HttpError
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
@@ -102,7 +102,7 @@ class GatewayService:
                 web_app.keys(settings.api_key),
             ],
         )
-        app[BODY_LIMIT] = settings.max_body_mb * 2**20
+        app[BODIES] = Bodies(settings.max_body_mb * 2**20)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (
                 ("/chat/completions", generator.chat),

@@ -34,6 +34,13 @@ def request_ids() -> Middleware:
         if not response.prepared:
             response.headers["x-request-id"] = request[ECHO_ID]
             response.headers["X-Content-Type-Options"] = "nosniff"
+        if request[ECHO_ID] != request[REQUEST_ID]:
+            log.info(
+                "%s %s",
+                request.method,
+                request.path,
+                extra={"request": request[REQUEST_ID], "client_id": theirs, "status": response.status},
+            )
         return response
 
     return middleware

@@ -25,6 +25,9 @@ from baton_services.tokenizer.live import LiveRequest
 
 # Below this an encode takes less than a thread's round trip; above, it would hold the loop up.
 INLINE_CHARS = 4_000
+# Text of more characters than the context's longest tokens have bytes, times this, is not encoded to be told
+# too long: normalising may shorten a text, but not by so much.
+SHRINK = 4
 
 
 class Preparer:
@@ -33,6 +36,8 @@ class Preparer:
     def __init__(self, text: TextModel, info: ModelInfo, threads: int) -> None:
         self._text = text
         self.max_context = info.max_context
+        longest = max(len(text.tokenizer.token_bytes(token)) for token in range(text.vocab_size))
+        self._max_characters = info.max_context * longest * SHRINK
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
         self._forms = Forms(text)
 
@@ -55,7 +60,10 @@ class Preparer:
                 no room for an answer, or the answer's form cannot be kept.
         """
         started = time.monotonic()
-        if _characters(live.generate) <= INLINE_CHARS:
+        characters = _characters(live.generate)
+        if characters > self._max_characters:
+            raise self._too_long(live, f"{characters} characters")
+        if characters <= INLINE_CHARS:
             live.prompt = self._encode(live.generate)
         else:
             loop = asyncio.get_running_loop()
@@ -108,16 +116,13 @@ class Preparer:
 
     def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
         asked, context = live.generate.sampling, self.max_context
-        used, param = len(live.prompt), "messages" if live.generate.messages is not None else "prompt"
+        used = len(live.prompt)
         if not used:
-            raise RequestError.of(Code.INVALID_REQUEST, "the prompt has no tokens", param=param)
+            words = "the prompt has no tokens"
+            raise RequestError.of(Code.INVALID_REQUEST, words, param=_source(live.generate))
         if used + max(asked.max_tokens, 1) > context:
             wanted = f" and {asked.max_tokens} were asked for as answer" if asked.max_tokens else ""
-            raise RequestError.of(
-                Code.CONTEXT_LENGTH,
-                f"this model's context is {context} tokens; the prompt has {used}{wanted}",
-                param=param,
-            )
+            raise self._too_long(live, f"{used}{wanted}")
         eos = [] if asked.ignore_eos else self._text.tokenizer.eos_ids
         stop_ids = list(dict.fromkeys([*asked.stop_token_ids, *eos]))[:MAX_STOP_IDS]
         live.sampling = msgspec.structs.replace(
@@ -126,6 +131,15 @@ class Preparer:
             stop_token_ids=stop_ids,
             constraint=constraint,
         )
+
+    def _too_long(self, live: LiveRequest, what: str) -> RequestError:
+        words = f"this model's context is {self.max_context} tokens; the prompt has {what}"
+        return RequestError.of(Code.CONTEXT_LENGTH, words, param=_source(live.generate))
+
+
+def _source(generate: Generate) -> str:
+    """The field that the prompt comes from."""
+    return "messages" if generate.messages is not None else "prompt"
 
 
 def _characters(generate: Generate) -> int:
