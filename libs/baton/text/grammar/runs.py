@@ -10,6 +10,7 @@ MAX_SPACES = 32
 
 _DIGITS = frozenset(b"0123456789")
 _SPACES = frozenset(b" \t\r\n")
+_LINES = frozenset(b"\r\n")
 _QUOTE, _BACKSLASH = b'"\\'
 _EXPONENT, _NUMBER = frozenset(b"eE"), frozenset(b"+-")
 
@@ -23,7 +24,7 @@ class Runs:
         self._tail = b""
         self._counting = not self._skip
         self._in_string = self._escaped = self._exponent = False
-        self._digits = self._spaces = 0
+        self._digits = self._spaces = self._lines = 0
 
     @property
     def digits_full(self) -> bool:
@@ -33,6 +34,11 @@ class Runs:
     @property
     def spaces_full(self) -> bool:
         return self._spaces >= MAX_SPACES
+
+    @property
+    def lines_full(self) -> bool:
+        """No further line, as no lay-out of JSON has an empty one."""
+        return self._lines > 0
 
     def push(self, data: bytes) -> None:
         if not self._counting:
@@ -70,6 +76,7 @@ class Runs:
         after_digit = self._digits > 0
         self._digits = self._digits + 1 if byte in _DIGITS else 0
         self._spaces = self._spaces + 1 if byte in _SPACES else 0
+        self._lines = self._lines + (byte in _LINES) if byte in _SPACES else 0
         if byte in _EXPONENT and after_digit:
             self._exponent = True
         elif byte not in _DIGITS and byte not in _NUMBER:

@@ -54,13 +54,15 @@ class GrammarState:
         if self._matcher.is_error():
             raise GrammarFailure(self._problem("too complex at this point"))
         runs = self._runs
-        if runs is None or not (runs.digits_full or runs.spaces_full):
+        if runs is None or not (runs.digits_full or runs.spaces_full or runs.lines_full):
             return words
         fewer = words.copy()
         if runs.digits_full:
             fewer &= ~self._vocabulary.digits
         if runs.spaces_full:
             fewer &= ~self._vocabulary.spaces
+        if runs.lines_full:
+            fewer &= ~self._vocabulary.lines
         return fewer if fewer.any() else words
 
     def _problem(self, otherwise: str) -> str:

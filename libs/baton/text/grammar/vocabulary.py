@@ -32,7 +32,8 @@ class Vocabulary:
 
     Attributes:
         ll: as llguidance takes it.
-        digits, spaces: the ids whose text begins with a digit, with white space, as words of a mask.
+        digits, spaces, lines: the ids whose text begins with a digit, with white space, with white space that
+            holds a line's end, as words of a mask.
 
     Args:
         tags: texts, such as `<tool_call>`, which a grammar spells like any other text although they are
@@ -49,6 +50,7 @@ class Vocabulary:
         self._bytes = source.tokens
         self.digits = self._words(lambda raw: raw[:1].isdigit())
         self.spaces = self._words(lambda raw: raw[:1].isspace())
+        self.lines = self._words(lambda raw: not {10, 13}.isdisjoint(raw[: len(raw) - len(raw.lstrip())]))
 
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token] if 0 <= token < len(self._bytes) else b""

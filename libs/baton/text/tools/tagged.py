@@ -58,14 +58,17 @@ class TaggedReader:
 
     def finish(self) -> list[Event]:
         held, self._held = self._held, ""
-        if self._where == "call" and self._call is not None and not self._call.begun:
-            held = self._opening + self._call.raw
-        elif self._where == "open":
-            held = self._opening + held
-        elif self._where in ("call", "arguments", "after"):
-            held = ""
+        if self._where not in ("start", "text"):
+            held = self._unfinished(held)
         held = held.rstrip() if self._called else held
         return [Text(held)] if held else []
+
+    def _unfinished(self, held: str) -> str:
+        """What is text of a call that was cut off before it began: nothing behind a tag."""
+        if self._called or (self._tag and self._tag in self._opening):
+            return ""
+        raw = self._call.raw if self._where == "call" and self._call is not None else held
+        return "" if self._call is not None and self._call.begun else self._opening + raw
 
     def _step(self) -> list[Event]:
         match self._where:
