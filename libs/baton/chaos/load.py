@@ -33,6 +33,7 @@ class Request:
     text: str = ""
     error: str = ""
     slowest_s: float = 0.0  # the longest time between two pieces of its answer, or before the first
+    began: float = 0.0  # monotonic
     seconds: float = 0.0
     left: bool = False  # its client went away on purpose
 
@@ -117,7 +118,7 @@ class Load:
         await asyncio.gather(*(client() for _ in range(self.at_once)))
 
     async def _one(self, session: aiohttp.ClientSession, request: Request) -> None:
-        began = time.monotonic()
+        request.began = began = time.monotonic()
         for attempt in range(RETRIES):
             urls = self.gateways()
             try:

@@ -110,7 +110,7 @@ async def _run(scenario: Scenario, stage: Stage, options: Options, report: Repor
     await _settle(stage, report)
     report.blows = run.blows
     report.slowest_s = max(request.slowest_s for request in requests)
-    lost = [request for request in requests if request.lost and request.index not in run.expected_errors]
+    lost = [request for request in requests if request.lost and not run.excused(request)]
     wrong = [request for request in requests if request.wrong]
     report.lost += len(lost)
     report.wrong = len(wrong)

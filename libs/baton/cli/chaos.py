@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import asyncio
+    import logging
 
     from baton.chaos.run import Options, run_scenario
     from baton.chaos.stage import StageError
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: no scenario {', '.join(unknown)}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
     settings = load_settings(args)
+    logging.getLogger("baton").setLevel(logging.CRITICAL)  # a bus that goes away is no news here
     if not is_given(args, "worker.engine"):
         settings.worker.engine = "mock"
     if settings.worker.engine == "mock":

@@ -77,6 +77,7 @@ class Worker:
         ):
             group.create_task(task)
         host.directory.subscribe(self._peer_changed)
+        self._bus.on_change(self._bus_changed)
         host.on_beat(self._report)
         host.beat.model_info = servable(self._runner.model, self._pool)
         host.beat.state = State.READY
@@ -219,6 +220,11 @@ class Worker:
             for job in self._jobs:
                 if job.target is not None and (job.target.id, job.target.epoch) == (beat.id, beat.epoch):
                     self._spawn(self._jobs.fail(job, gone))
+
+    def _bus_changed(self, up: bool) -> None:
+        """What peers said meanwhile is lost, also that they gave a hand-off up: each begins anew."""
+        if up:
+            self._inbound.drop_all("the bus was away")
 
     def _alive(self, worker: str, epoch: int) -> bool:
         beat = self._host.directory.get(worker)

@@ -80,7 +80,10 @@ class Vigil:
     def _bus_changed(self, up: bool) -> None:
         """It was our own connection that was silent; and the workers may still be on their way back."""
         if up:
-            self._heard = dict.fromkeys(self._heard, time.monotonic() + RETURN_S)
+            now = time.monotonic()
+            self._heard = dict.fromkeys(self._heard, now + RETURN_S)
+            for live in self._live.values():  # what came of it meanwhile may be lost: ask soon
+                live.heard = now + RETURN_S - SILENCE_S
 
     async def run(self, outbox: Outbox) -> None:
         while True:
