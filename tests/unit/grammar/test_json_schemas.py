@@ -56,16 +56,15 @@ def wander(state: GrammarState, seed: int, limit: int = 3_000) -> str | None:
 
 @pytest.mark.parametrize("block", range(10))
 def test_whatever_is_drawn_is_valid(block: int) -> None:
-    """200 schemas, drawn from twice, so wildly that only the grammar keeps the text in form."""
+    """200 schemas, drawn from so wildly that only the grammar keeps the text in form."""
     finished = 0
     for seed in range(block * 20, block * 20 + 20):
         schema = random_schema(seed)
-        for draw in range(2):
-            text = wander(state_of(schema), seed * 2 + draw)
-            if text is not None:
-                jsonschema.validate(json.loads(text), schema)
-                finished += 1
-    assert finished >= 36
+        text = wander(state_of(schema), seed)
+        if text is not None:
+            jsonschema.validate(json.loads(text), schema)
+            finished += 1
+    assert finished >= 18
 
 
 def test_any_json_ends() -> None:
