@@ -244,7 +244,7 @@ class Player:
 
     async def result(self, name: str, timeout_s: float = 10.0) -> list[int]:
         """All output tokens, once the last one is here."""
-        await until(lambda: self.streams[name].ended, timeout_s, lambda: (name, self.items.get(name)))
+        await until(lambda: self.streams[name].ended, timeout_s, lambda: (name, self.items.get(name, [])[-3:]))
         return self.output[name]
 
     async def failure(self, name: str, timeout_s: float = 5.0) -> Failure:
@@ -252,7 +252,7 @@ class Player:
         return self.failures[name].pop()
 
     async def tokens(self, name: str, count: int, timeout_s: float = 5.0) -> None:
-        await until(lambda: len(self.output[name]) >= count, timeout_s, lambda: self.items.get(name))
+        await until(lambda: len(self.output[name]) >= count, timeout_s, lambda: self.items.get(name, [])[-3:])
 
 
 class Rig:
