@@ -17,6 +17,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from baton.bus.errors import BusDown, BusRefused
+from baton.bus.wire import Deliver, Wire, read_headers
 from baton.config.settings import BusSettings
 from baton.protocol.codec import MAX_MESSAGE_BYTES
 
@@ -57,31 +58,51 @@ class BusClient(Client):
 
     Some of nats-py's internal methods are extended, as it has no hooks there: it closes for good on most
     errors of the server, it reports a lost connection only when the old socket is flushed, which a frozen
-    server never lets happen, and a PONG whose flush was given up ends its reading task. And it hands each
-    message to a queue and a task of its own, which costs more than all that is done with most of them.
+    server never lets happen, and a PONG whose flush was given up ends its reading task. Messages
+    reach their receivers through `Wire`.
     """
 
     def __init__(self, lost: Callable[[], None]) -> None:
         super().__init__()
         self._lost = lost
-        self._receivers: dict[int, Receiver] = {}  # by subscription id
+        self._receivers: dict[int, Deliver] = {}  # by subscription id
         self.backoff = Backoff()
 
     async def receive(self, subject: str, receiver: Receiver) -> Subscription:
         """Subscribes; `receiver` is called with each message as it is read, in order. It must be quick."""
-        self._receivers[self._sid + 1] = receiver  # the id that `subscribe` takes next, before it waits
+
+        def deliver(subject: str, reply: str, data: bytes, headers: dict[str, str] | None) -> None:
+            try:
+                receiver(Msg(self, subject, reply, data, headers))
+            except Exception:
+                _log.exception("in the receiver of %s", subject)
+
+        self._receivers[self._sid + 1] = deliver  # the id that `subscribe` takes next, before it waits
         return await self.subscribe(subject)
 
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        transport = self._transport
+        if isinstance(transport, TcpTransport) and transport._io_writer is not None:
+            socket = transport._io_writer.transport
+            rest = socket.get_protocol()
+            assert isinstance(rest, asyncio.Protocol)
+            wire = Wire(rest, self._receivers)
+            socket.set_protocol(wire)
+            # What the stream has read already, and nobody has taken from it, comes first.
+            unread: bytearray = getattr(transport._io_reader, "_buffer", bytearray())
+            begun = bytes(unread)
+            unread.clear()
+            wire.data_received(begun)
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        receiver = self._receivers.get(sid)
-        if receiver is None:  # JetStream's own
+        """What did not come through `Wire`, on another transport than TCP."""
+        deliver = self._receivers.get(sid)
+        if deliver is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-            return
-        shown = await self._process_headers(headers) if headers else None
-        try:
-            receiver(Msg(self, subject.decode(), reply.decode(), data, shown))
-        except Exception as error:
-            await self._error_cb(error)
+        else:
+            shown = read_headers(headers) if headers else None
+            deliver(subject.decode(), reply.decode(), data, shown)
 
     def choose(self, servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
         """nats-py's `reconnect_to_server_handler`: the servers in turn, with back-off."""
