@@ -123,6 +123,8 @@ def _may_close(part: dict[str, Any]) -> bool:
     if not isinstance(properties, dict) or not properties or "additionalProperties" in part:
         return False
     required = part.get("required", [])
-    if not isinstance(required, list) or any(name not in properties for name in required):
+    if not isinstance(required, list):
+        return False
+    if any(not isinstance(name, str) or name not in properties for name in required):
         return False
     return "minProperties" not in part and "maxProperties" not in part
