@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from baton.config.load import load
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
 from baton.engine.masks import GrammarFailure, restrict
 from baton.engine.plan import FAILED, SampleSpec, Slice, StepPlan
 from baton.engine.sampling import sample
+from baton.engine.sequence import Sequence
 from baton.kvcache.pool import KvPool
 from baton.protocol.request import Structure
 from baton.protocol.sampling import Constraint, SamplingParams
@@ -155,4 +159,38 @@ def test_a_runner_makes_what_is_expected(states: GrammarStates) -> None:
     ready.result(timeout=20)
     assert runner.prepare(params) is None
     assert run_alone(runner, params) == expected_tokens(PROMPT, params, states=states)
+    runner.close()
+
+
+def test_pre_emption_changes_nothing(states: GrammarStates) -> None:
+    """A pool too small for all of them: some wait, are computed again, and go on where they were."""
+    runner = create(load(None, {"BATON_WORKER_ENGINE": "mock", "BATON_MODEL_NAME": "mock"}, {}))
+    pool = KvPool.create_private(runner.geometry, 12)
+    runner.attach(pool)
+    config = EngineConfig(runner.fingerprint, 4_096, 64, 8, 100)
+    engine = Engine(config, BlockPool(12, runner.geometry.block_size, pool.generations))
+    form = constraint(Structure(kind="regex", text="([0-9]{10}[a-z]){8}"))
+    wanted = {}
+    for number in range(4):
+        params = SamplingParams(
+            constraint=form, seed=number, temperature=1.0, max_tokens=100, stop_token_ids=[EOS]
+        )
+        mine = [*PROMPT, 97 + number]
+        wanted[str(number)] = expected_tokens(mine, params, choice=number, states=states)
+        engine.add(
+            Sequence(str(number), 0, list(mine), len(mine), params, choice=number, priority=number % 2)
+        )
+    preempted = 0
+    found = {}
+    while engine.has_work:
+        plan = engine.schedule(0.0)
+        assert plan is not None
+        for progress in engine.commit(plan, runner.execute(plan), 0.0):
+            assert progress.failure is None
+            preempted = max(preempted, progress.seq.preemptions)
+            if progress.finish:
+                found[progress.seq.request] = progress.seq.output
+    assert found == wanted
+    assert all(len(output) == 88 for output in found.values())
+    assert preempted
     runner.close()
