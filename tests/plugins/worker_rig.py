@@ -21,7 +21,7 @@ from baton.protocol.base import Message, pack_tokens
 from baton.protocol.codec import Codec
 from baton.protocol.errors import Failure
 from baton.protocol.handoff import Abandon, Commit, Offer, Ready, Renew
-from baton.protocol.liveness import Role
+from baton.protocol.liveness import Role, State
 from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, Rejected
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
@@ -32,6 +32,7 @@ from baton.service.base import ServiceHost
 from baton.worker.worker import Worker
 
 BLOCK = 16
+Make = Callable[[ServiceHost], Any]
 _accepted = Codec(Accepted, Rejected)
 
 
@@ -49,13 +50,21 @@ async def until(holds: Callable[[], bool], timeout_s: float = 3.0, what: object 
         await asyncio.sleep(0.005)
 
 
-class Node:
-    """One worker as its process would run it, with its own connection to the bus."""
+class Process:
+    """One service as its process would run it, with its own connection to the bus."""
 
-    def __init__(self, bus: Bus, role: Role, name: str, settings: Settings, model: str) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        role: Role,
+        name: str,
+        settings: Settings,
+        model: str,
+        make: Callable[[ServiceHost], Any],
+    ) -> None:
         self.bus = bus
         self.host = ServiceHost(role, settings, bus, id=name, model=model)
-        self.worker = Worker(self.host)
+        self.service = make(self.host)
         self.failure: BaseException | None = None
         self._end = asyncio.Event()
         self._up = asyncio.Event()
@@ -66,21 +75,13 @@ class Node:
     def target(self) -> Target:
         return Target(id=self.host.id, epoch=self.host.epoch, subject=self.host.subject)
 
-    @property
-    def engine(self) -> Any:
-        return self.worker._engine
-
-    @property
-    def pool(self) -> Any:
-        return self.worker._pool
-
     async def _live(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(heart.beat(self.host, lambda: None))
                 group.create_task(heart.answer_asks(self.host))
                 group.create_task(self.host.directory.run())
-                await self.worker.start(group)
+                await self.service.start(group)
                 self._up.set()
                 await self._end.wait()
                 raise asyncio.CancelledError
@@ -104,15 +105,40 @@ class Node:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         await self.bus.close()
-        await self.worker.stop()
+        await self.service.stop()
 
     async def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
             self._end.set()
             await self._task
-            await self.worker.stop()
+            await self.service.stop()
             await self.bus.close()
+
+    async def drain(self, grace_s: float) -> None:
+        """As SIGTERM does it: what runs ends or moves, then it leaves."""
+        self.host.enter(State.DRAINING)
+        await self.host.announce()
+        await self.service.drain(grace_s)
+        self.host.enter(State.STOPPED)
+        await self.host.announce()
+        await self.stop()
+
+
+class Node(Process):
+    """A worker."""
+
+    def __init__(self, bus: Bus, role: Role, name: str, settings: Settings, model: str) -> None:
+        super().__init__(bus, role, name, settings, model, Worker)
+        self.worker: Worker = self.service
+
+    @property
+    def engine(self) -> Any:
+        return self.worker._engine
+
+    @property
+    def pool(self) -> Any:
+        return self.worker._pool
 
     def count(self, name: str) -> list[object]:
         """A list that grows by one with each call of this method of the scheduler."""
@@ -244,7 +270,9 @@ class Player:
 
     async def result(self, name: str, timeout_s: float = 10.0) -> list[int]:
         """All output tokens, once the last one is here."""
-        await until(lambda: self.streams[name].ended, timeout_s, lambda: (name, self.items.get(name, [])[-3:]))
+        await until(
+            lambda: self.streams[name].ended, timeout_s, lambda: (name, self.items.get(name, [])[-3:])
+        )
         return self.output[name]
 
     async def failure(self, name: str, timeout_s: float = 5.0) -> Failure:
@@ -263,6 +291,7 @@ class Rig:
         self.folder = folder
         self.model = f"rig-{uuid.uuid4().hex[:8]}"
         self.nodes: list[Node] = []
+        self.others: list[Process] = []
         self.player: Player
         self._buses: list[Bus] = []
         self._listening: asyncio.Task[None]
@@ -276,21 +305,35 @@ class Rig:
         self.player = Player(self._buses[0], self.model)
         self._listening = await self.player.start()
 
-    async def add(
-        self, role: Role, *, name: str = "", transports: Iterable[Any] = ("shm", "tcp"), **options: Any
-    ) -> Node:
-        """One more worker; `options` are `<section>__<name>` or names of the worker section."""
+    def settings(self, **options: Any) -> Settings:
+        """Those of this rig; `options` are `<section>__<name>` or names of the worker section."""
         settings = Settings()
         settings.bus = self.server
         settings.model.name = "mock"
         settings.worker.engine = "mock"
         settings.worker.kv_memory_mb = 4
         settings.worker.shm_dir = str(self.folder)
-        settings.worker.transports = list(transports)
+        settings.router.local_prefill_tokens = 0
         settings.mock.step_us, settings.mock.token_us = 300, 5
         for key, value in options.items():
             section, _, option = key.rpartition("__")
             setattr(getattr(settings, section or "worker"), option, value)
+        return settings
+
+    async def serve(self, role: Role, make: Make, *, name: str = "", **options: Any) -> Process:
+        """One more service of another kind."""
+        name = name or f"{role}-{len(self.others)}"
+        process = Process(await self.bus(name), role, name, self.settings(**options), self.model, make)
+        self.others.append(process)
+        await process.ready()
+        return process
+
+    async def add(
+        self, role: Role, *, name: str = "", transports: Iterable[Any] = ("shm", "tcp"), **options: Any
+    ) -> Node:
+        """One more worker."""
+        settings = self.settings(**options)
+        settings.worker.transports = list(transports)
         name = name or f"{role}-{len(self.nodes)}"
         node = Node(await self.bus(name), role, name, settings, self.model)
         self.nodes.append(node)
@@ -327,8 +370,8 @@ class Rig:
             node.engine.check()
 
     async def stop(self) -> None:
-        for node in self.nodes:
-            await node.stop()
+        for process in (*self.others, *self.nodes):
+            await process.stop()
         for task in (self._listening, *self._sniffers):
             task.cancel()
         for bus in self._buses:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
+from baton.bus.pace import to_next
 from baton.protocol.codec import Codec
 from baton.protocol.errors import Code, Failure
 from baton.protocol.placing import Target
@@ -20,6 +21,7 @@ from baton_services.tokenizer.outbox import Outbox
 from baton_services.tokenizer.replays import BUS_LOST
 
 ROUND_S = 0.25
+IDLE_ROUND_S = 1.0  # without requests
 PAUSE_S = 2.0  # a bus away for longer ends what is live
 PROBE_S = 0.6  # a worker from which nothing at all has come for so long is asked whether it lives
 DEAF_S = 2.0  # and one that does not answer either, after so long, is lost
@@ -87,10 +89,9 @@ class Vigil:
 
     async def run(self, outbox: Outbox) -> None:
         while True:
-            await asyncio.sleep(ROUND_S)
-            if not self._live:
-                continue
-            await self._round(time.monotonic())
+            await asyncio.sleep(ROUND_S if self._live else to_next(IDLE_ROUND_S))
+            if self._live:
+                await self._round(time.monotonic())
             await outbox.flush()
 
     async def _round(self, now: float) -> None:
