@@ -166,20 +166,21 @@ ENDLESS = {"prompt": "go on", "max_tokens": 8_000}
 LEAVING: list[Callable[[socket.socket], None]] = [socket.socket.close, reset]
 
 
-@pytest.mark.parametrize("leave", LEAVING)
-@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(
-    ("body", "role"), [(LONG, "prefill"), (ENDLESS, "decode"), ({**ENDLESS, "n": 4}, "decode")]
+    ("body", "role", "leave"),
+    [
+        (LONG, "prefill", socket.socket.close),
+        ({**LONG, "stream": True}, "prefill", reset),
+        (ENDLESS, "decode", reset),
+        ({**ENDLESS, "stream": True}, "decode", socket.socket.close),
+        ({**ENDLESS, "stream": True, "n": 4}, "decode", reset),
+    ],
 )
 def test_a_client_that_leaves_frees_all(
-    baton: Running,
-    leave: Callable[[socket.socket], None],
-    streamed: bool,
-    body: dict[str, Any],
-    role: str,
+    baton: Running, body: dict[str, Any], role: str, leave: Callable[[socket.socket], None]
 ) -> None:
     """While its prompt is read (the handler waits for the first token), and while its answer is written."""
-    connection = ask(baton, COMPLETIONS, {**body, "stream": streamed})
+    connection = ask(baton, COMPLETIONS, body)
     wait_busy(baton, "baton_requests_running", role)
     leave(connection)
     assert wait_free(baton) < 2.0  # 1 s, and the figures' way

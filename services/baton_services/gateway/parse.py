@@ -41,9 +41,16 @@ def parse(body: bytes, kind: type[T]) -> T:
 
 
 def unknown_fields(body: bytes, kind: type[Common]) -> list[str]:
-    """Names of top-level fields that are neither honoured nor known to be harmless."""
+    """Names of top-level fields that are neither honoured nor known to be harmless.
+
+    Raises:
+        RequestError: a name is no text; `parse` does not look at those it does not know.
+    """
     known = set(kind.__struct_fields__) | IGNORED
-    raw: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    try:
+        raw: dict[str, msgspec.Raw] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(body, str(error)) from error
     return [name for name in raw if name not in known]
 
 
