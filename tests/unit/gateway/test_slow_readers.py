@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -48,15 +49,13 @@ async def test_a_client_that_takes_nothing_is_cut_off(
     monkeypatch.setattr(generate, "STALLED_S", 0.2)
     subject, running = server
     assert running.port is not None
-    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-    reader._transport.pause_reading()  # type: ignore[attr-defined]
-    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-    began = time.monotonic()
-    while not subject.ends:
-        assert time.monotonic() - began < 10
-        await asyncio.sleep(0.02)
+    with socket.create_connection(("127.0.0.1", running.port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        began = time.monotonic()
+        while not subject.ends:
+            assert time.monotonic() - began < 10
+            await asyncio.sleep(0.02)
     assert isinstance(subject.ends[0], ConnectionResetError)
-    writer.close()
 
 
 async def test_one_that_takes_slowly_is_not(
