@@ -184,6 +184,36 @@ async def rolling_restart(run: Run) -> None:
             run.blows += 1
 
 
+async def one_of_each(run: Run) -> None:
+    """A short run for the tests: each kind of blow once, or again if the load lasts."""
+    stage = run.stage
+
+    async def restart(role: Role) -> None:
+        await stage.restart(stage.ids(role)[0], stage.settings.worker.grace_ms / 1000 + 5.0)
+
+    async def kill(role: Role) -> None:
+        stage.signal(stage.ids(role)[-1], signal.SIGKILL)
+
+    blows: list[Callable[[], Awaitable[None]]] = [
+        lambda: kill(Role.DECODE),
+        lambda: kill(Role.PREFILL),
+        lambda: restart(Role.DECODE),
+        lambda: stage.outage(1.0),
+        lambda: kill(Role.TOKENIZER),
+        lambda: stage.freeze(stage.ids(Role.DECODE)[0], 3.0),
+        lambda: restart(Role.TOKENIZER),
+        lambda: kill(Role.ROUTER),
+        lambda: restart(Role.GATEWAY),
+    ]
+    for blow in itertools.cycle(blows):
+        await stage.wait_ready(READY_S)
+        if not await run.in_flight():
+            return
+        await blow()
+        run.blows += 1
+        await asyncio.sleep(run.every_s)
+
+
 def _small_pool(settings: Settings) -> None:
     """A decode pool of a few sequences; the model's blocks decide how many."""
     settings.worker.kv_memory_mb = 1 if settings.worker.engine == "mock" else 96
@@ -206,6 +236,7 @@ SCENARIOS = {
         Scenario("cancel", "as many clients leave at any moment", cancel, {Role.PREFILL: 2, Role.DECODE: 2}),
         Scenario("bus1", "nats-server is gone for 1 s", short_outage, _SEVERAL),
         Scenario("bus10", "nats-server is gone for 10 s", long_outage, _SEVERAL),
+        Scenario("each", "each kind of blow in turn", one_of_each, _TWO),
         Scenario("rolling", "SIGTERM to every service, one by one", rolling_restart, _TWO),
     )
 }

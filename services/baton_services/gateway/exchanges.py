@@ -17,6 +17,7 @@ from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextBatch, TextDelta
 from baton.telemetry.logs import get_logger
 from baton_services.gateway.exchange import Exchange
+from baton_services.gateway.owners import OwnerKey, Owners
 
 log = get_logger(__name__)
 
@@ -39,6 +40,7 @@ class Exchanges:
         self._directory = directory
         self._live: dict[str, Exchange] = {}
         self._served: dict[str, float] = {}  # model -> when it could last be asked; monotonic seconds
+        self._owners = Owners(bus, self._owner_lost)
         self._group: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -104,7 +106,7 @@ class Exchanges:
     async def _find_owner(self, exchange: Exchange, until: float) -> None:
         refusal: Failure | None = None
         while not exchange.over:
-            for beat in self._owners(exchange.generate.model):
+            for beat in self._candidates(exchange.generate.model):
                 # From here on its text is taken: it may well come before the answer to this call.
                 exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
                 try:
@@ -159,7 +161,7 @@ class Exchanges:
         beats = self._directory.live(Role.TOKENIZER)
         return [beat for beat in beats if beat.routable and beat.state is State.READY]
 
-    def _owners(self, model: str) -> list[Heartbeat]:
+    def _candidates(self, model: str) -> list[Heartbeat]:
         """Tokenizers that serve `model`, in random order: each is as good as the other."""
         beats = [
             beat
@@ -189,6 +191,7 @@ class Exchanges:
         async for delivery in inbox:
             batch: TextBatch = delivery.message
             sender = (batch.tokenizer, batch.epoch)
+            self._owners.heard(*sender)
             for delta in batch.deltas:
                 exchange = self._live.get(delta.request)
                 owner = None if exchange is None else exchange.owner
@@ -212,6 +215,8 @@ class Exchanges:
             await asyncio.sleep(ROUND_S)
             now, away = time.monotonic(), self._bus.down_since
             self._served |= dict.fromkeys(self.models(), now)
+            if away is None:
+                await self._owners.look(self._owned())
             for exchange in list(self._live.values()):
                 if exchange.over:
                     continue
@@ -221,6 +226,12 @@ class Exchanges:
                     exchange.fail(_DEADLINE)
                 elif away is None and (exchange.gap or now - exchange.heard > SILENCE_S):
                     self._spawn(self._ask(exchange))
+
+    def _owned(self) -> dict[OwnerKey, tuple[Target, str]]:
+        """Every tokenizer that owns something, and one request that it should have."""
+        settled = [exchange for exchange in self._live.values() if not (exchange.over or exchange.handing)]
+        pairs = [(exchange.owner, exchange.id) for exchange in settled]
+        return {(owner.id, owner.epoch): (owner, request) for owner, request in pairs if owner is not None}
 
     async def _ask(self, exchange: Exchange) -> None:
         """Makes sure that the owner still has it; begins again elsewhere if not, or if text is missing."""
@@ -251,11 +262,19 @@ class Exchanges:
             exchange.fail(error.failure)
 
     def _peer_changed(self, beat: Heartbeat, kind: str) -> None:
-        if kind != "left" or beat.role is not Role.TOKENIZER:
+        if beat.role is not Role.TOKENIZER:
             return
+        if kind != "left":
+            self._owners.heard(beat.id, beat.epoch)
+            return
+        self._owners.left(beat.id, beat.epoch)
+        self._owner_lost(Target(id=beat.id, epoch=beat.epoch, subject=beat.subject))
+
+    def _owner_lost(self, gone: Target) -> None:
+        self._directory.exclude(gone.id, gone.epoch)
         for exchange in list(self._live.values()):
             owner = exchange.owner
-            if owner is not None and (owner.id, owner.epoch) == (beat.id, beat.epoch):
+            if owner is not None and (owner.id, owner.epoch) == (gone.id, gone.epoch):
                 self._spawn(self._begin_again(exchange))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

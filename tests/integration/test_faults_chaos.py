@@ -1,0 +1,40 @@
+"""`baton chaos` in short: real processes are hurt under load, and nothing is lost, wrong or left over."""
+
+from __future__ import annotations
+
+from baton.chaos.run import Options, run_scenario
+from baton.chaos.scenarios import SCENARIOS
+from baton.cli.chaos import NAMES
+from baton.config.settings import Settings
+
+
+def settings() -> Settings:
+    made = Settings()
+    made.model.name, made.worker.engine = "mock", "mock"
+    made.mock.step_us = 15_000
+    made.worker.kv_memory_mb = 32
+    made.worker.grace_ms = 5_000
+    made.router.local_prefill_tokens = 0
+    return made
+
+
+async def test_each_kind_of_blow_in_turn() -> None:
+    """Kills (-9) of every role, SIGSTOP, SIGTERM, nats-server gone for a second; two of each service."""
+    options = Options(requests=60, at_once=6, tokens=160, longest=600, every_s=0.3)
+    report = await run_scenario("each", settings(), options)
+    assert report.clean, report.line()
+    assert report.blows >= 5, report.line()
+    assert report.slowest_s < 15.0, report.line()
+
+
+async def test_clients_that_leave_and_full_decode_pools() -> None:
+    options = Options(requests=40, at_once=6, tokens=48, longest=900)
+    made = settings()
+    SCENARIOS["full"].tweak(made)
+    report = await run_scenario("cancel", made, options)
+    assert report.clean, report.line()
+
+
+def test_every_scenario_has_a_name_and_words() -> None:
+    assert set(NAMES) == set(SCENARIOS) - {"each"}
+    assert all(scenario.words for scenario in SCENARIOS.values())
