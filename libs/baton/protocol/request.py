@@ -145,6 +145,7 @@ class TextDelta(Row):
     calls: list[CallDelta] = []
     reasoning: str = ""
     reasoning_start: int = 0  # index of the first character of `reasoning` in all of it
+    calls_start: int = 0  # calls begun before this, plus characters of their arguments
 
 
 class TextBatch(Message):

@@ -58,6 +58,11 @@ class Reader:
     def called(self) -> bool:
         return bool(self._lengths)
 
+    @property
+    def called_so_far(self) -> int:
+        """Calls begun, plus characters of their arguments that are out."""
+        return len(self._lengths) + sum(self._lengths)
+
     def push(self, text: str) -> Parts:
         """What this text adds."""
         reasoning, text = self._reasoning.push(text) if self._reasoning else ("", text)

@@ -7,22 +7,12 @@ from collections.abc import Iterable
 from baton.protocol.request import CallDelta
 
 
-def gap(calls: list[CallDelta], taken: list[int]) -> bool:
-    """Whether something before these pieces is missing. `taken`: characters of each call taken so far."""
-    lengths = list(taken)
-    for call in calls:
-        if call.index > len(lengths) or (call.index < len(lengths) and call.start > lengths[call.index]):
-            return True
-        if call.index == len(lengths):
-            if call.start:
-                return True
-            lengths.append(0)
-        lengths[call.index] = max(lengths[call.index], call.start + len(call.arguments))
-    return False
-
-
 def fresh(calls: list[CallDelta], taken: list[int]) -> list[CallDelta]:
-    """What of these pieces is new; `taken` is brought up to date. There is no gap."""
+    """What of these pieces is new.
+
+    `taken` is the characters of each call's arguments taken so far, and brought up to date. Nothing before
+    the pieces is missing.
+    """
     out = []
     for call in calls:
         begins = call.index == len(taken)

@@ -64,6 +64,7 @@ class Exchange:
         delta.reasoning = delta.reasoning[max(0, self.reasoned - delta.reasoning_start) :]
         delta.reasoning_start = self.reasoned
         self.reasoned += len(delta.reasoning)
+        delta.calls_start = len(self.calls) + sum(self.calls)
         delta.calls = call_deltas.fresh(delta.calls, self.calls)
         self.over = last
         if delta.text or delta.tokens or delta.reasoning or delta.calls or last:
@@ -73,7 +74,8 @@ class Exchange:
         """Whether something before this delta is missing."""
         if delta.start > self.characters or delta.token_start > self.tokens:
             return True
-        return delta.reasoning_start > self.reasoned or call_deltas.gap(delta.calls, self.calls)
+        called = len(self.calls) + sum(self.calls)
+        return delta.reasoning_start > self.reasoned or delta.calls_start > called
 
     def fail(self, failure: Failure) -> None:
         """Ends the exchange from this side."""

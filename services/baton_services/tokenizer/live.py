@@ -106,7 +106,7 @@ class LiveRequest:
         if self.reader is None:
             delta.start -= len(text)
             return delta
-        delta.reasoning_start = self.reader.reasoned
+        delta.reasoning_start, delta.calls_start = self.reader.reasoned, self.reader.called_so_far
         parts = self.reader.push(text)
         if self.answer.finish:
             parts += self.reader.finish()

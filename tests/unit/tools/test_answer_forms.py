@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -19,6 +20,7 @@ from baton.text.model_files import TextModel
 from baton.text.templates import ChatTemplate
 from baton.text.tools import dialects
 from baton.text.tools.dialects import dialect
+from baton_services.gateway.exchange import Exchange
 from baton_services.tokenizer.live import LiveRequest
 from baton_services.tokenizer.prepare import Preparer
 
@@ -66,6 +68,10 @@ def answer(live: LiveRequest, written: str, finish: str = "stop") -> tuple[str, 
     raw = written.encode()
     for number, byte in enumerate(raw, start=1):
         deltas.append(live.delta([byte], [], finish if number == len(raw) else ""))
+    gateway = Exchange(live.generate, deadline=1e18)
+    for delta in copy.deepcopy(deltas):
+        gateway.put(delta)
+    assert not gateway.gap
     calls: dict[int, list[str]] = {}
     for call in (call for delta in deltas for call in delta.calls):
         calls.setdefault(call.index, [call.name, ""])[1] += call.arguments
