@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -175,6 +176,8 @@ async def test_a_frozen_server_is_noticed_and_left(server: EmbeddedServer, open_
     megabyte = KvEvents(worker="w", epoch=1, number=1, stored=bytes(1 << 20))
     sent = 0
     os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:  # until then it may still answer
+        await asyncio.sleep(0.01)
     try:
         pending = asyncio.create_task(sender.call("test.frozen", CANCEL, ANSWER, timeout_s=60))
         await asyncio.sleep(0.1)  # it is sent

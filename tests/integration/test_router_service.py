@@ -141,9 +141,10 @@ async def test_without_any_worker_it_waits_while_one_may_come_back_then_says_so(
         now += 2
         assert (await waiting).code is Code.NO_WORKER
 
-        waiting_again = asyncio.create_task(router.place(deadline_ms=10_000_000))
+        assert (await router.refused(deadline_ms=10_000_000)).code is Code.NO_WORKER  # still, and at once
         await worker.announce(state=State.READY, epoch=2)
-        assert (await waiting_again).decode.id == "d"
+        await knows(router, "d")
+        assert (await router.place()).decode.id == "d"
 
 
 async def test_the_standby_takes_over_with_a_warm_index(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
 from baton.bus.errors import BusDown, BusRefused
+from baton.bus.pace import to_next
 from baton.bus.wire import Deliver, Wire, read_headers
 from baton.config.settings import BusSettings
 from baton.protocol.codec import MAX_MESSAGE_BYTES
@@ -116,6 +117,24 @@ class BusClient(Client):
         self._pending_data_size = 0
         self.abort()
         await super()._attempt_reconnect()
+
+    async def _ping_interval(self) -> None:
+        """As nats-py's, at moments that the host's processes share."""
+        while True:
+            await asyncio.sleep(to_next(PING_INTERVAL_S))
+            if not self.is_connected:
+                continue
+            self._pings_outstanding += 1
+            if self._pings_outstanding > PINGS_OUT:
+                await self._process_op_err(nats.errors.StaleConnectionError())
+                return
+            try:
+                await self._send_ping()
+            except (
+                RuntimeError,
+                AttributeError,
+            ):  # the socket is gone: the next has its own
+                return
 
     async def _process_err(self, err_msg: str) -> None:
         error = nats.errors.Error("nats: " + err_msg.strip("'"))

@@ -15,7 +15,7 @@ from baton.protocol.liveness import Ask, Heartbeat, Role
 
 _log = logging.getLogger(__name__)
 
-SWEEP_S = 0.5  # the longest that an expiry goes unreported; `live` and `get` see it at once
+LONGEST_SWEEP_S = 60.0
 SHORTEST_SWEEP_S = 0.02
 
 
@@ -31,7 +31,8 @@ class Directory:
         self._roster = Roster()
         self._callbacks: list[Callable[[Heartbeat, str], None]] = []
         self._waiters: set[asyncio.Future[None]] = set()
-        self._asking = asyncio.Event()
+        self._asking = False
+        self._joined = asyncio.Event()  # an expiry may be earlier than the sweep had thought
         self._loop = asyncio.get_running_loop()
         self.ignored = 0  # heartbeats on a subject that is not their sender's
 
@@ -40,7 +41,7 @@ class Directory:
         # All models on one subscription: a heartbeat a second and process is little, and `_` has to be heard.
         inbox = await self._bus.inbox(subjects.all_heartbeats(), Heartbeat)
         self._bus.on_change(self._bus_changed)
-        self._asking.set()
+        self._asking = True
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._listen(inbox))
@@ -98,15 +99,16 @@ class Directory:
 
     async def _sweep(self) -> None:
         while True:
-            if self._asking.is_set():
-                self._asking.clear()
+            self._joined.clear()
+            if self._asking:
+                self._asking = False
                 await self._ask()
             self._tell(self._roster.expire(self._now()))
             expiry = self._roster.next_expiry()
-            pause = SWEEP_S if expiry is None else min(SWEEP_S, max(SHORTEST_SWEEP_S, expiry - self._now()))
+            pause = LONGEST_SWEEP_S if expiry is None else expiry - self._now()
             try:
-                async with asyncio.timeout(pause):
-                    await self._asking.wait()
+                async with asyncio.timeout(min(LONGEST_SWEEP_S, max(SHORTEST_SWEEP_S, pause))):
+                    await self._joined.wait()
             except TimeoutError:
                 continue
 
@@ -119,10 +121,13 @@ class Directory:
     def _bus_changed(self, up: bool) -> None:
         if up:
             self._roster.forgive(time.monotonic())
-            self._asking.set()
+            self._asking = True
+            self._joined.set()
 
     def _tell(self, changes: list[Change]) -> None:
         for beat, kind in changes:
+            if kind == "joined":
+                self._joined.set()
             for callback in self._callbacks:
                 callback(beat, kind)
         if changes:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from baton.bus.pace import to_next
 from baton.protocol import subjects
 from baton.protocol.liveness import Ask
 from baton.service.base import HEARTBEAT_S, ServiceHost
@@ -23,7 +24,7 @@ async def beat(host: ServiceHost, check: Callable[[], None]) -> None:
         await host.announce()
         check()
         try:
-            async with asyncio.timeout(HEARTBEAT_S):
+            async with asyncio.timeout(to_next(HEARTBEAT_S)):
                 await host.touched.wait()
         except TimeoutError:
             continue
@@ -43,4 +44,4 @@ async def send_snapshots(host: ServiceHost) -> None:
     interval_s = host.settings.metrics.interval_ms / 1000
     while True:
         await host.publish_snapshot()
-        await asyncio.sleep(interval_s)
+        await asyncio.sleep(to_next(interval_s))

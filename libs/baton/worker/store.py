@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 
+from baton.bus.pace import to_next
 from baton.engine.block_pool import Block
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
@@ -16,6 +17,7 @@ from baton.protocol.handoff import BlockRef
 from baton.protocol.kvevents import StoredBlock
 
 ROUND_S = 0.5
+IDLE_ROUND_S = 1.0
 # Blocks near eviction are offered once less than this share of the pool is blank.
 SCARCE = 0.25
 OFFER_BLOCKS = 64
@@ -68,13 +70,18 @@ class StoreTier:
     async def run(self) -> None:
         """Offers what will be evicted next while free memory is scarce."""
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(ROUND_S if self._scarce else to_next(IDLE_ROUND_S))
             if self._client.available():
                 await self._offer()
 
+    @property
+    def _scarce(self) -> bool:
+        pool = self._engine.pool
+        return pool.free - pool.cached <= SCARCE * pool.num_blocks
+
     async def _offer(self) -> None:
         pool = self._engine.pool
-        if pool.free - pool.cached > SCARCE * pool.num_blocks:
+        if not self._scarce:
             return
         near = pool.lru_candidates(OFFER_BLOCKS)
         blocks = [self._describe(slot, block) for slot, block in near if block.key not in self._offered]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from baton.bus.pace import to_next
 from baton.engine.engine import Progress
 from baton.engine.plan import StepPlan
 from baton.kvcache.transports import BlockServer, Puller
@@ -33,6 +34,7 @@ from baton.worker.token_out import TokenOut
 log = get_logger(__name__)
 
 ROUND_S = 0.25
+IDLE_ROUND_S = 1.0
 PAUSE_S = 2.0  # a bus away for longer ends what is live
 DRAIN_ROUND_S = 0.05
 LEAVING_S = 1.0  # how often owners are told what could move away
@@ -235,7 +237,8 @@ class Worker:
     async def _housekeeping(self) -> None:
         """Deadlines, ended streams, a bus that is away for longer than a pause, an engine that hangs."""
         while True:
-            await asyncio.sleep(ROUND_S)
+            idle = not (len(self._jobs) or len(self._inbound))
+            await asyncio.sleep(to_next(IDLE_ROUND_S) if idle else ROUND_S)
             now, away = time.monotonic(), self._bus.down_since
             self._out.expire(now)
             lost = away is not None and now - away > PAUSE_S

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
 from baton.bus.inbox import Inbox
+from baton.bus.pace import to_next
 from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, State
@@ -24,6 +25,7 @@ log = get_logger(__name__)
 ACCEPT_S = 0.5
 SILENCE_S = 3.0
 ROUND_S = 0.25
+IDLE_ROUND_S = 1.0  # without requests
 PAUSE_S = 2.0
 OWNERLESS_S = 10.0  # how long a request without a tokenizer waits for one to come back
 EXPECTED_BACK_S = 30.0  # a tokenizer seen this recently may come back
@@ -212,7 +214,7 @@ class Exchanges:
     async def _watch(self) -> None:
         """Silent owners, a bus that is gone, deadlines."""
         while True:
-            await asyncio.sleep(ROUND_S)
+            await asyncio.sleep(ROUND_S if self._live else to_next(IDLE_ROUND_S))
             now, away = time.monotonic(), self._bus.down_since
             self._served |= dict.fromkeys(self.models(), now)
             if away is None:
