@@ -14,10 +14,12 @@ from baton.protocol.request import ChatMessage, Generate, Structure, TextDelta, 
 from baton.protocol.sampling import SamplingParams
 from baton.runner.mock import expected_tokens
 from baton.text.detokenizer import decode
-from baton.text.grammar.open import open_states
+from baton.text.grammar.open import open_compiler, open_states
+from baton.text.grammar.state import GrammarState
 from baton.text.mock import EOS, TEMPLATE, mock_tokenizer
 from baton.text.model_files import TextModel
 from baton.text.templates import ChatTemplate
+from baton.text.tokenizer import SpecialToken, Tokenizer
 from baton.text.tools import dialects
 from baton.text.tools.dialects import dialect
 from baton_services.gateway.exchange import Exchange
@@ -183,9 +185,6 @@ async def test_a_forced_call_is_one_whatever_the_model(
 
 
 async def test_strict_tools_keep_to_their_schemas_amid_free_text() -> None:
-    from baton.text.grammar.open import open_compiler
-    from baton.text.grammar.state import GrammarState
-
     strict = Tool(name=WEATHER.name, parameters=WEATHER.parameters, strict=True)
     live = await prepared(tools=[strict])
     constraint = live.sampling.constraint
@@ -211,9 +210,6 @@ async def test_tools_and_a_form_in_one_request() -> None:
     live = await prepared(tools=[WEATHER], structure=form)
     constraint = live.sampling.constraint
     assert constraint is not None
-    from baton.text.grammar.open import open_compiler
-    from baton.text.grammar.state import GrammarState
-
     compiler = open_compiler(mock_tokenizer())
     for text in (
         '{"ok": true}',
@@ -271,3 +267,49 @@ async def test_a_model_that_does_not_reason_has_no_tags() -> None:
 async def test_completions_are_text() -> None:
     live = await prepared(THINKS, messages=None, prompt="p", tools=[PING])
     assert live.reader is None
+
+
+class Bytes:
+    def encode(self, text: str, first: bool) -> list[int]:
+        return list(text.encode())
+
+
+async def test_tags_that_are_special_tokens() -> None:
+    """Grammars take them for their texts, and readers see them although special tokens are left out."""
+    names = ["<eos>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<other>"]
+    specials = [SpecialToken(256 + number, name) for number, name in enumerate(names)]
+    tokenizer = Tokenizer(
+        Bytes(), lambda token: bytes([token]), vocab_size=262, specials=specials, eos_ids=[256]
+    )
+    template = ChatTemplate(
+        "{{ messages[0].content }}{# tools <tool_call> <think> </think> tool_calls #}", {}
+    )
+    made = Preparer(TextModel("m", tokenizer, template, 4_096), ModelInfo(name="m", max_context=4_096), 1)
+    live = made.live(
+        Generate(
+            request="b" * 32,
+            model="m",
+            reply_to="",
+            messages=[ChatMessage(role="user", content="hi")],
+            sampling=SamplingParams(max_tokens=100),
+            tools=[PING],
+            tool_choice="required",
+        )
+    )
+    await made.prepare(live)
+    made.close()
+    constraint = live.sampling.constraint
+    assert constraint is not None
+    call = b'\n{"name": "ping", "arguments": {}}\n'
+    output = [257, *b"so <tool_call>", 258, *b"\n\n", 259, *call, 260]
+    state = GrammarState(constraint, open_compiler(tokenizer))
+    assert not state.words()[261 // 32] >> (261 % 32) & 1
+    for token in output:
+        assert state.words()[token // 32] >> (token % 32) & 1
+        state.advance([token])
+    deltas = [live.delta([token], [], "") for token in output]
+    deltas.append(live.delta([261, 256], [], "stop"))
+    assert "".join(delta.reasoning for delta in deltas) == "so <tool_call>"
+    assert "".join(delta.text for delta in deltas) == ""
+    assert [piece.name for delta in deltas for piece in delta.calls if piece.name] == ["ping"]
+    assert live.finish == "tool_calls"

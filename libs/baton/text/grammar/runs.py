@@ -23,6 +23,7 @@ class Runs:
         self._begin = constraint.begin.encode()
         self._tail = b""
         self._counting = not self._skip
+        self._gap = False  # between the reasoning and the answer, bounded by the grammar
         self._in_string = self._escaped = self._exponent = False
         self._digits = self._spaces = self._lines = 0
 
@@ -43,6 +44,9 @@ class Runs:
     def push(self, data: bytes) -> None:
         if not self._counting:
             data = self._after_reasoning(data)
+        if self._gap:
+            data = data.lstrip()
+            self._gap = not data
         for byte in data:
             self._take(byte)
 
@@ -61,7 +65,7 @@ class Runs:
         if at < 0:
             self._tail = text[-len(self._skip) :]
             return b""
-        self._counting = True
+        self._counting = self._gap = True
         return text[at + len(self._skip) :]
 
     def _take(self, byte: int) -> None:
