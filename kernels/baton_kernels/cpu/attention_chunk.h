@@ -13,9 +13,7 @@ namespace baton {
 inline void keys_by_lane(const Pages& pages, const int32_t* table, int head, int first, int n, float* out) {
   const int dim = pages.head_dim;
   for (int begin = 0; begin < n; begin += LANES, out += dim * LANES) {
-    const int position = first + begin;
-    const uint16_t* keys = pages.keys(table[position / pages.block_size], head) +
-                           int64_t(position % pages.block_size) * dim;
+    const uint16_t* keys = pages.keys(table, first + begin, head);
     for (int d = 0; d < dim; d += LANES) {
       F8 rows[LANES];
       for (int k = 0; k < LANES; k++) rows[k] = halves(keys + k * dim + d);
@@ -28,9 +26,7 @@ inline void keys_by_lane(const Pages& pages, const int32_t* table, int head, int
 inline void values_as_floats(const Pages& pages, const int32_t* table, int head, int first, int n, float* out) {
   const int dim = pages.head_dim;
   for (int k = 0; k < n; k++, out += dim) {
-    const int position = first + k;
-    const uint16_t* values = pages.values(table[position / pages.block_size], head) +
-                             int64_t(position % pages.block_size) * dim;
+    const uint16_t* values = pages.values(table, first + k, head);
     for (int d = 0; d < dim; d += LANES) store(out + d, halves(values + d));
   }
 }
@@ -40,11 +36,14 @@ inline void scores_of_tile(const float* queries, const float* keys, int dim, flo
   F8 early[2][2], late[2][2];
   for (int pair = 0; pair < 4; pair++) {
     F8 sums[2][2][2];  // query, key group, dimension of the pair
+    BATON_UNROLL
     for (int i = 0; i < 8; i++) sums[i >> 2][i >> 1 & 1][i & 1] = zero();
     for (int d = 2 * pair; d < dim; d += LANES) {
+      BATON_UNROLL
       for (int which = 0; which < 2; which++) {
         const F8 first = load(keys + (d + which) * LANES);
         const F8 second = load(keys + (dim + d + which) * LANES);
+        BATON_UNROLL
         for (int q = 0; q < 2; q++) {
           const F8 query = spread_at(queries + q * dim + d + which);
           sums[q][0][which] = fma(query, first, sums[q][0][which]);
@@ -52,7 +51,9 @@ inline void scores_of_tile(const float* queries, const float* keys, int dim, flo
         }
       }
     }
+    BATON_UNROLL
     for (int q = 0; q < 2; q++) {
+      BATON_UNROLL
       for (int k = 0; k < 2; k++) {
         const F8 both = add(sums[q][k][0], sums[q][k][1]);
         if (pair == 0) early[q][k] = both;
@@ -62,7 +63,9 @@ inline void scores_of_tile(const float* queries, const float* keys, int dim, flo
       }
     }
   }
+  BATON_UNROLL
   for (int q = 0; q < 2; q++) {
+    BATON_UNROLL
     for (int k = 0; k < 2; k++) store(out + q * SPLIT + k * LANES, add(early[q][k], late[q][k]));
   }
 }
@@ -71,19 +74,26 @@ inline void scores_of_tile(const float* queries, const float* keys, int dim, flo
 template <int WIDE>
 void values_of_tile(const float* weights, const float* values, int n, int dim, int from, float* records) {
   F8 sums[4][WIDE];
+  BATON_UNROLL
   for (int q = 0; q < 4; q++) {
+    BATON_UNROLL
     for (int i = 0; i < WIDE; i++) sums[q][i] = zero();
   }
   values += from;
   for (int k = 0; k < n; k++, values += dim) {
     F8 value[WIDE];
+    BATON_UNROLL
     for (int i = 0; i < WIDE; i++) value[i] = load(values + i * LANES);
+    BATON_UNROLL
     for (int q = 0; q < 4; q++) {
       const F8 weight = spread_at(weights + q * SPLIT + k);
+      BATON_UNROLL
       for (int i = 0; i < WIDE; i++) sums[q][i] = fma(weight, value[i], sums[q][i]);
     }
   }
+  BATON_UNROLL
   for (int q = 0; q < 4; q++) {
+    BATON_UNROLL
     for (int i = 0; i < WIDE; i++) {
       store(records + q * record_size(dim) + VALUES + from + i * LANES, sums[q][i]);
     }

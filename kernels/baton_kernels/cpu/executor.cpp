@@ -177,8 +177,12 @@ void Executor::project(const Op& op, int thread) {
 }
 
 void Executor::attend(const Op& op, int thread) {
-  const Pages pages{step_->pool,        step_->block_bytes, shape_.kv_heads,
-                    shape_.block_size, shape_.head_dim,    op.layer};
+  const Pages pages{step_->pool,
+                    step_->block_bytes,
+                    shape_.kv_heads,
+                    std::countr_zero(uint32_t(shape_.block_size)),
+                    shape_.head_dim,
+                    op.layer};
   if (chunks_) {
     write_chunks(pages, thread);
     team_.barrier();
@@ -213,7 +217,7 @@ void Executor::attend_single(const Pages& pages, const Item& item, Scratch& scra
   const int dim = shape_.head_dim, position = span.start, size = record_size(dim);
   if (position < item.first + SPLIT) {
     const float* key = wide_.get() + int64_t(span.row) * wide_stride_ + (shape_.heads + item.head) * dim;
-    write_kv(pages, slot(span, position), position % shape_.block_size, item.head, key,
+    write_kv(pages, step_->tables + span.table, position, item.head, key,
              key + shape_.kv_heads * dim, step_->cos + int64_t(position) * (dim / 2),
              step_->sin + int64_t(position) * (dim / 2), scratch.row.get());
   }
@@ -245,7 +249,7 @@ void Executor::write_chunks(const Pages& pages, int thread) {
       const int position = span.start + row - span.row;
       const float* keys = wide_.get() + int64_t(row) * wide_stride_ + shape_.heads * dim;
       for (int head = 0; head < shape_.kv_heads; head++) {
-        write_kv(pages, slot(span, position), position % shape_.block_size, head, keys + head * dim,
+        write_kv(pages, step_->tables + span.table, position, head, keys + head * dim,
                  keys + (shape_.kv_heads + head) * dim, step_->cos + int64_t(position) * half,
                  step_->sin + int64_t(position) * half, scratch);
       }

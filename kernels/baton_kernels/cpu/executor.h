@@ -104,9 +104,6 @@ class Executor {
 
   int from(int count, int thread) const { return int(int64_t(count) * thread / team_.size()); }
   int group() const { return shape_.heads / shape_.kv_heads; }
-  int slot(const Span& span, int position) const {
-    return step_->tables[span.table + position / shape_.block_size];
-  }
 
   const Shape shape_;
   const std::vector<Op> ops_;

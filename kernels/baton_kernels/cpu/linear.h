@@ -32,16 +32,16 @@ struct Nibbles {
   B32 v[8];
 };
 
+// One sum after the other, which needs the fewest registers: eight hold codes, three more what a tile needs.
 inline I8 dot(const Nibbles& w, const int8_t* a) {
-  const S16 first = add16(add16(dot_pairs(w.v[0], a), dot_pairs(w.v[1], a + 4)),
-                          add16(dot_pairs(w.v[2], a + 8), dot_pairs(w.v[3], a + 12)));
-  const S16 second = add16(add16(dot_pairs(w.v[4], a + 16), dot_pairs(w.v[5], a + 20)),
-                           add16(dot_pairs(w.v[6], a + 24), dot_pairs(w.v[7], a + 28)));
-  return fold_pairs(add16(first, second));
+  S16 sum = dot_pairs(w.v[0], a);
+  for (int i = 1; i < 8; i++) sum = add16(sum, dot_pairs(w.v[i], a + 4 * i));
+  return fold_pairs(sum);
 }
 
 inline Nibbles four_bit(const uint8_t* tile) {
   Nibbles n;
+  BATON_UNROLL
   for (int i = 0; i < 4; i++) {
     const B32 both = load_bytes(tile + 32 * i);
     n.v[i] = low_nibbles(both);
@@ -53,6 +53,7 @@ inline Nibbles four_bit(const uint8_t* tile) {
 template <bool HIGH>
 Nibbles eight_bit(const uint8_t* tile) {
   Nibbles n;
+  BATON_UNROLL
   for (int i = 0; i < 8; i++) {
     const B32 both = load_bytes(tile + 32 * i);
     n.v[i] = HIGH ? high_nibbles(both) : low_nibbles(both);
@@ -71,15 +72,12 @@ F8 accumulate(F8 sum, I8 product, F8 scales, F8 minima, const Plane& a, int64_t 
   return Tile::MINIMA ? fma(minima, spread_at(a.weighted + at), sum) : sum;
 }
 
-// The fine plane of one row and group.
+// The fine plane of one row and group, for an eight-bit tile; apart, to leave the registers to its caller.
 template <class Tile>
-F8 accumulate_fine(F8 sum, const uint8_t* tile, F8 scales, F8 minima, const Plane& a, int64_t at) {
+__attribute__((noinline)) void accumulate_fine(F8* sum, const uint8_t* tile, const Plane& a, int64_t at) {
   const int8_t* bytes = a.bytes + at * GROUP;
-  if constexpr (Tile::EIGHT) {
-    const I8 product = joined(dot(eight_bit<true>(tile), bytes), dot(eight_bit<false>(tile), bytes), a.sum[at]);
-    return accumulate<Tile>(sum, product, scales, minima, a, at);
-  }
-  return accumulate<Tile>(sum, dot(four_bit(tile), bytes), scales, minima, a, at);
+  const I8 product = joined(dot(eight_bit<true>(tile), bytes), dot(eight_bit<false>(tile), bytes), a.sum[at]);
+  *sum = accumulate<Tile>(*sum, product, Tile::scales(tile), Tile::minima(tile), a, at);
 }
 
 // For each group, which rows of a block have a fine plane there: a bit a row.
@@ -110,6 +108,7 @@ void few_rows(const Packed& w, int from, int to, const Quantised& a, const Outpu
   for (int panel = from; panel < to; panel++) {
     const uint8_t* tile = w.data + int64_t(panel) * w.groups * Tile::BYTES;
     F8 sums[ROWS];
+    BATON_UNROLL
     for (int r = 0; r < ROWS; r++) sums[r] = zero();
     for (int group = 0; group < w.groups; group++, tile += Tile::BYTES) {
       const F8 scales = Tile::scales(tile), minima = Tile::minima(tile);
@@ -118,26 +117,38 @@ void few_rows(const Packed& w, int from, int to, const Quantised& a, const Outpu
       I8 products[ROWS];
       if constexpr (Tile::EIGHT) {
         const Nibbles high = eight_bit<true>(tile);
+        BATON_UNROLL
         for (int r = 0; r < ROWS; r++) products[r] = dot(high, bytes + r * GROUP);
         const Nibbles low = eight_bit<false>(tile);
+        BATON_UNROLL
         for (int r = 0; r < ROWS; r++) {
           products[r] = joined(products[r], dot(low, bytes + r * GROUP), a.coarse.sum[at + r]);
         }
       } else {
         const Nibbles codes = four_bit(tile);
+        BATON_UNROLL
         for (int r = 0; r < ROWS; r++) products[r] = dot(codes, bytes + r * GROUP);
       }
+      BATON_UNROLL
       for (int r = 0; r < ROWS; r++) {
         sums[r] = accumulate<Tile>(sums[r], products[r], scales, minima, a.coarse, at + r);
       }
       if (fine[group]) {
+        BATON_UNROLL
         for (int r = 0; r < ROWS; r++) {
-          if (fine[group] >> r & 1) {
-            sums[r] = accumulate_fine<Tile>(sums[r], tile, scales, minima, a.fine, at + r);
+          if (!(fine[group] >> r & 1)) continue;
+          if constexpr (Tile::EIGHT) {
+            F8 sum = sums[r];
+            accumulate_fine<Tile>(&sum, tile, a.fine, at + r);
+            sums[r] = sum;
+          } else {
+            const I8 product = dot(four_bit(tile), a.fine.bytes + (at + r) * GROUP);
+            sums[r] = accumulate<Tile>(sums[r], product, scales, minima, a.fine, at + r);
           }
         }
       }
     }
+    BATON_UNROLL
     for (int r = 0; r < ROWS; r++) put(out, r, w.column + panel * LANES, sums[r]);
   }
 }
@@ -165,15 +176,20 @@ void block_of_rows(const Packed& w, int from, int to, const Quantised& a, int fi
           const I8 product = joined(products[r], dot(low, bytes + r * GROUP), a.coarse.sum[at + r]);
           sums[r] = accumulate<Tile>(sums[r], product, scales, minima, a.coarse, at + r);
         }
+        for (uint64_t rest = fine[group]; rest; rest &= rest - 1) {
+          const int r = std::countr_zero(rest);
+          accumulate_fine<Tile>(sums + r, tile, a.fine, at + r);
+        }
       } else {
         const Nibbles codes = four_bit(tile);
         for (int r = 0; r < rows; r++) {
           sums[r] = accumulate<Tile>(sums[r], dot(codes, bytes + r * GROUP), scales, minima, a.coarse, at + r);
         }
-      }
-      for (uint64_t rest = fine[group]; rest; rest &= rest - 1) {
-        const int r = std::countr_zero(rest);
-        sums[r] = accumulate_fine<Tile>(sums[r], tile, scales, minima, a.fine, at + r);
+        for (uint64_t rest = fine[group]; rest; rest &= rest - 1) {
+          const int r = std::countr_zero(rest);
+          const I8 product = dot(codes, a.fine.bytes + (at + r) * GROUP);
+          sums[r] = accumulate<Tile>(sums[r], product, scales, minima, a.fine, at + r);
+        }
       }
     }
     for (int r = 0; r < rows; r++) put(out, first + r, w.column + panel * LANES, sums[r]);

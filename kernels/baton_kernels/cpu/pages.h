@@ -5,19 +5,25 @@
 
 namespace baton {
 
-// One layer's part of the KV pool. A block is [layers, 2, kv_heads, block_size, head_dim] of float16.
+// One layer's part of the KV pool. A block is [layers, 2, kv_heads, block_size, head_dim] of float16, the block
+// size a power of two.
 struct Pages {
   uint8_t* pool;
   int64_t block_bytes;
-  int32_t kv_heads, block_size, head_dim, layer;
+  int32_t kv_heads, block_shift, head_dim, layer;
 
-  uint16_t* keys(int slot, int head) const { return part(slot, 0, head); }
-  uint16_t* values(int slot, int head) const { return part(slot, 1, head); }
+  // Where a position's key or value of one head lies, given its sequence's pool slots. Those that follow in the
+  // same block follow in memory.
+  uint16_t* keys(const int32_t* table, int position, int head) const { return at(table, position, head); }
+  uint16_t* values(const int32_t* table, int position, int head) const {
+    return at(table, position, kv_heads + head);
+  }
 
  private:
-  uint16_t* part(int slot, int which, int head) const {
-    const int64_t rows = (int64_t(layer * 2 + which) * kv_heads + head) * block_size;
-    return reinterpret_cast<uint16_t*>(pool + slot * block_bytes) + rows * head_dim;
+  uint16_t* at(const int32_t* table, int position, int plane) const {
+    const int64_t plane_row = (int64_t(layer) * 2 * kv_heads + plane) << block_shift;
+    const int64_t row = plane_row + (position & ((1 << block_shift) - 1));
+    return reinterpret_cast<uint16_t*>(pool + table[position >> block_shift] * block_bytes) + row * head_dim;
   }
 };
 
@@ -40,11 +46,11 @@ inline void store_page_row(uint16_t* to, const float* x, int head_dim) {
 }
 
 // One token's key (turned) and value of one head. `scratch` is [head_dim].
-inline void write_kv(const Pages& pages, int slot, int offset, int head, const float* key, const float* value,
-                     const float* cos, const float* sin, float* scratch) {
+inline void write_kv(const Pages& pages, const int32_t* table, int position, int head, const float* key,
+                     const float* value, const float* cos, const float* sin, float* scratch) {
   rotate(key, cos, sin, 1.0f, pages.head_dim, scratch);
-  store_page_row(pages.keys(slot, head) + offset * pages.head_dim, scratch, pages.head_dim);
-  store_page_row(pages.values(slot, head) + offset * pages.head_dim, value, pages.head_dim);
+  store_page_row(pages.keys(table, position, head), scratch, pages.head_dim);
+  store_page_row(pages.values(table, position, head), value, pages.head_dim);
 }
 
 }  // namespace baton

@@ -11,6 +11,9 @@
 #include <immintrin.h>
 #endif
 
+// Before a short loop over an array of vectors: unrolled, the array lives in registers.
+#define BATON_UNROLL _Pragma("GCC unroll 8")
+
 namespace baton {
 
 constexpr int LANES = 8;
@@ -20,6 +23,9 @@ constexpr int GROUP = 32;  // values along K that share one scale
 // away, the low bits of the sum are that integer.
 constexpr float ROUNDER = 12582912.0f;
 constexpr int32_t ROUNDER_BITS = 0x4B400000;
+
+// The caches will want the line at p soon.
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #ifdef BATON_AVX2
 
