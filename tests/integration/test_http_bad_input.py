@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -218,20 +219,47 @@ class _Reader(threading.Thread):
         return parse_answer(bytes(self._raw))
 
 
-def test_a_key_is_asked_of_all_but_probes_and_page(tmp_path: Any) -> None:
+def test_keys_and_draining(tmp_path: Any) -> None:
     with Running(tmp_path, *FLAGS, environ={"BATON_GATEWAY_API_KEY": "sesame"}) as baton:
-        answers = [
-            send(baton.url, "POST", CHAT, OK_BODY, {"Authorization": value})
-            for value in ("", "Bearer", "Bearer wrong", "Basic sesame", "Bearer \xe9", "bearer sesame")
-        ]
-        assert [answer.status for answer in answers] == [401, 401, 401, 401, 401, 200]
-        assert answers[0].error["code"] == "invalid_api_key"
-        assert answers[0].headers["www-authenticate"] == "Bearer"
-        for path, status in (
-            ("/health", 200),
-            ("/ready", 200),
-            ("/", 200),
-            ("/v1/models", 401),
-            ("/metrics", 401),
-        ):
-            assert send(baton.url, "GET", path).status == status
+        _asks_for_its_key(baton)
+        _ends_what_it_has_begun(baton)
+
+
+def _asks_for_its_key(baton: Running) -> None:
+    """Of all but probes and the page."""
+    answers = [
+        send(baton.url, "POST", CHAT, OK_BODY, {"Authorization": value})
+        for value in ("", "Bearer", "Bearer wrong", "Basic sesame", "Bearer \xe9", "bearer sesame")
+    ]
+    assert [answer.status for answer in answers] == [401, 401, 401, 401, 401, 200]
+    assert answers[0].error["code"] == "invalid_api_key"
+    assert answers[0].headers["www-authenticate"] == "Bearer"
+    for path, status in (
+        ("/health", 200),
+        ("/ready", 200),
+        ("/", 200),
+        ("/v1/models", 401),
+        ("/metrics", 401),
+    ):
+        assert send(baton.url, "GET", path).status == status
+
+
+def _ends_what_it_has_begun(baton: Running) -> None:
+    """Told to stop, it serves its stream to the end and refuses what is new."""
+    key = {"Authorization": "Bearer sesame"}
+    body = json.dumps({**OK, "stream": True, "max_tokens": 3_000, "ignore_eos": True}).encode()
+    with connect(baton.url) as connection:
+        length = {"Content-Length": str(len(body))}
+        connection.sendall(head("POST", CHAT, {**JSON, **key, **length}) + body)
+        begun = connection.recv(65_536)
+        baton.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while send(baton.url, "GET", "/ready").status == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        refused = send(baton.url, "POST", CHAT, OK_BODY, key)
+        assert (refused.status, refused.error["code"]) == (503, "server_is_draining")
+        assert refused.headers["retry-after"] == "1"
+        rest = b"".join(iter(lambda: connection.recv(65_536), b""))
+    assert parse_answer(begun).status == 200
+    assert b"data: [DONE]" in rest

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
-from baton.protocol.errors import RequestError
+from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.request import Timing
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
@@ -20,7 +21,7 @@ from baton_services.gateway.errors import HttpError, internal
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.parse import parse, unknown_fields
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
-from baton_services.gateway.web_app import ECHO_ID, REQUEST_ID, busy
+from baton_services.gateway.web_app import ECHO_ID, REQUEST_ID
 
 log = get_logger(__name__)
 
@@ -50,16 +51,18 @@ class Generator:
         reply_to: str,
         max_requests: int,
         timeout_s: int,
+        draining: Callable[[], bool],
     ) -> None:
         self._exchanges = exchanges
         self._metrics = metrics
         self._reply_to = reply_to
         self._max_requests = max_requests
         self._timeout_ms = timeout_s * 1000
+        self._draining = draining
         self._logged: set[str] = set()
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        self._check_busy(1)
+        self._check_room(1)
         body = await read_json(http)
         request = parse(body, ChatRequest)
         self._mention_unknown(body, ChatRequest)
@@ -69,7 +72,7 @@ class Generator:
         return await self._serve(http, request, plan, shape)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        self._check_busy(1)
+        self._check_room(1)
         body = await read_json(http)
         request = parse(body, CompletionRequest)
         self._mention_unknown(body, CompletionRequest)
@@ -80,8 +83,17 @@ class Generator:
     def _envelope(self, http: web.Request) -> build.Envelope:
         return build.Envelope(http[REQUEST_ID], self._reply_to, self._timeout_ms)
 
-    def _check_busy(self, count: int) -> None:
-        busy(len(self._exchanges) + count - 1, self._max_requests)
+    def _check_room(self, count: int) -> None:
+        """Whether `count` more sequences may be served.
+
+        Raises:
+            RequestError: DRAINING or OVERLOADED.
+        """
+        if self._draining():
+            raise RequestError(_DRAINING)
+        if len(self._exchanges) + count > self._max_requests:
+            words = f"{len(self._exchanges)} sequences are being served; at most {self._max_requests} may be"
+            raise RequestError(Failure(code=Code.OVERLOADED, message=words, retry_after_ms=1_000))
 
     def _mention_unknown(self, body: bytes, kind: type[Common]) -> None:
         for name in unknown_fields(body, kind):
@@ -93,7 +105,7 @@ class Generator:
         self, http: web.Request, request: Common, plan: build.Plan, shape: Shape
     ) -> web.StreamResponse:
         choices = Choices(self._exchanges, plan.prompts)
-        self._check_busy(choices.count)
+        self._check_room(choices.count)
         self._metrics.running.inc()
         complete = False
         try:
@@ -157,6 +169,11 @@ class Generator:
             await _write(http, response, shapes.frame(internal().body()))
         await response.write_eof()
         return response
+
+
+_DRAINING = Failure(
+    code=Code.DRAINING, message="this gateway is shutting down; send the request again", retry_after_ms=1_000
+)
 
 
 def _counted(request: Common) -> bool:

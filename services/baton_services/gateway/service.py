@@ -60,6 +60,7 @@ class GatewayService:
             reply_to=reply_to,
             max_requests=settings.max_requests,
             timeout_s=settings.request_timeout_s,
+            draining=host.stopping.is_set,
         )
         self._runner = web.AppRunner(
             self._app(generator),

@@ -9,7 +9,7 @@ import uuid
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from baton.protocol.errors import Code, Failure, RequestError
+from baton.protocol.errors import RequestError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway.errors import HttpError, internal
@@ -107,14 +107,3 @@ def keys(api_key: str) -> Middleware:
         return await handler(request)
 
     return middleware
-
-
-def busy(live: int, limit: int) -> None:
-    """Refuses a request over the limit.
-
-    Raises:
-        RequestError: OVERLOADED.
-    """
-    if live >= limit:
-        words = f"{live} sequences are being served; gateway.max_requests allows {limit}"
-        raise RequestError(Failure(code=Code.OVERLOADED, message=words, retry_after_ms=1_000))
