@@ -275,7 +275,7 @@ def test_ctrl_c_then_leaves_nothing(cluster: Up) -> None:
 
 
 def test_bench_control_prints_what_it_measured(tmp_path: Path) -> None:
-    few = ["--requests", "4", "--streams", "2", "--rounds", "1", "--tokens", "16", "--idle", "0.5", "--json"]
+    few = ["--requests", "4", "--clients", "2", "--rounds", "1", "--tokens", "16", "--idle", "0.5", "--json"]
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [*BATON, "bench", "control", *few],
@@ -287,7 +287,11 @@ def test_bench_control_prints_what_it_measured(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures["tokens"] == 32
+    assert (figures["requests"], figures["tokens"]) == (2, 32)
+    spent = figures["cpu_s"]
+    control = spent["gateway-0"] + spent["tokenizer-0"] + spent["router-0"]
+    assert spent["gateway, tokenizer and router"] == pytest.approx(control)
+    assert {"prefill-0", "decode-0", "nats-server", "supervisor", "all processes"} < set(spent)
     assert all(0 < value["p50"] <= value["p99"] < 5_000 for value in figures["added_ms"].values())
     assert {"gateway-0", "nats-server", "supervisor"} < set(figures["idle_cpu_percent"])
     assert all(

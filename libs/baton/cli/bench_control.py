@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 START_S = 90.0
 CONTROL = ("gateway", "tokenizer", "router")
+TOGETHER, ALL = "gateway, tokenizer and router", "all processes"
+TEXT = "the quick brown fox jumps over a lazy dog while seven wise old owls watch from tall green trees and "
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,11 @@ def main(argv: list[str]) -> int:
         prog="baton bench control", description=(__doc__ or "").partition("\n\n")[2]
     )
     parser.add_argument("--requests", type=int, default=200, help="requests one at a time; default 200")
-    parser.add_argument("--streams", type=int, default=32, help="streams at once for CPU a token; default 32")
-    parser.add_argument("--rounds", type=int, default=3, help="times that all streams run; default 3")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of each of those; default 256")
-    parser.add_argument("--idle", type=float, default=5.0, help="seconds of rest to watch; default 5")
+    parser.add_argument("--clients", type=int, default=32, help="clients at once for CPU a token; default 32")
+    parser.add_argument("--rounds", type=int, default=8, help="requests of each client; default 8")
+    parser.add_argument("--words", type=int, default=100, help="words of each prompt; default 100")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer; default 64")
+    parser.add_argument("--idle", type=float, default=10.0, help="seconds of rest to watch; default 10")
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
@@ -120,10 +123,10 @@ async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(run.gateway_url, timeout=timeout, connector=connector) as session:
         for _ in range(10):
-            await _ask(session, 16, 2)
+            await _ask(session, 32, 2)
         figures: dict[str, Any] = {
             "added_ms": {
-                "prefilled by the decode worker, 16 tokens": await _added(session, 16, args.requests),
+                "prefilled by the decode worker, 32 tokens": await _added(session, 32, args.requests),
                 "handed over by the prefill worker, 200 tokens": await _added(session, 200, args.requests),
             }
         }
@@ -141,19 +144,23 @@ async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:
 async def _under_load(
     session: aiohttp.ClientSession, pids: dict[str, int], args: argparse.Namespace
 ) -> dict[str, Any]:
-    before, began, tokens = _use(pids), time.monotonic(), 0
-    for _ in range(args.rounds):
-        done = await asyncio.gather(*(_ask(session, 64, args.tokens) for _ in range(args.streams)))
-        tokens += sum(stream.tokens for stream in done)
+    """Each client sends its next request when the answer to the last one is complete."""
+    length = len(TEXT) * args.words // TEXT.count(" ")
+
+    async def client() -> int:
+        return sum([(await _ask(session, length, args.tokens)).tokens for _ in range(args.rounds)])
+
+    await asyncio.gather(*(_ask(session, length, 2) for _ in range(args.clients)))
+    before, began = _use(pids), time.monotonic()
+    tokens = sum(await asyncio.gather(*(client() for _ in range(args.clients))))
     took, after = time.monotonic() - began, _use(pids)
     spent = {id: after[id].cpu_s - before[id].cpu_s for id in after if id in before}
-    groups = {role: sum(s for id, s in spent.items() if id.rpartition("-")[0] == role) for role in CONTROL}
-    groups["these three"] = sum(groups.values())
-    groups["the whole system"] = sum(spent.values())
+    control = sum(seconds for id, seconds in spent.items() if id.rpartition("-")[0] in CONTROL)
     return {
+        "requests": args.clients * args.rounds,
         "tokens": tokens,
         "tokens_per_s": tokens / took,
-        "cpu_us_per_token": {name: 1e6 * seconds / max(1, tokens) for name, seconds in groups.items()},
+        "cpu_s": spent | {TOGETHER: control, ALL: sum(spent.values())},
     }
 
 
@@ -172,7 +179,7 @@ async def _added(session: aiohttp.ClientSession, words: int, requests: int) -> d
 
 async def _ask(session: aiohttp.ClientSession, prompt_tokens: int, tokens: int) -> Stream:
     """One streamed completion; the prompt has `prompt_tokens` bytes, which are the mock's tokens."""
-    prompt = f"{time.perf_counter_ns():x}".ljust(prompt_tokens, ".")[-prompt_tokens:]
+    prompt = f"{time.perf_counter_ns():x} {TEXT * (1 + prompt_tokens // len(TEXT))}"[:prompt_tokens]
     body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     stream, began = Stream(), time.perf_counter()
@@ -217,10 +224,11 @@ def _print(figures: dict[str, Any], args: argparse.Namespace) -> None:
     print("Added to the first token, one request at a time (client included, the mock's step cost taken off)")
     for name, value in figures["added_ms"].items():
         print(f"  {name:<48} p50 {value['p50']:7.2f} ms   p99 {value['p99']:7.2f} ms")
-    rate = figures["tokens_per_s"]
-    print(f"\nCPU a streamed token, {args.streams} streams ({figures['tokens']} tokens, {rate:.0f} a second)")
-    for name, value in figures["cpu_us_per_token"].items():
-        print(f"  {name:<48} {value:11.1f} us")
+    clients, rate = f"{args.clients} clients, {args.words} words", figures["tokens_per_s"]
+    print(f"\nCPU with {clients} in, {args.tokens} tokens out ({rate:.0f} tokens a second)")
+    for name, seconds in figures["cpu_s"].items():
+        token, request = 1e6 * seconds / figures["tokens"], 1e3 * seconds / figures["requests"]
+        print(f"  {name:<48} {token:8.1f} us a token {request:8.2f} ms a request")
     print(f"\nAt rest ({args.idle:g} s)                                      CPU of a core        memory")
     for id, percent in figures["idle_cpu_percent"].items():
         print(f"  {id:<48} {percent:10.2f} %   {figures['rss_mb'][id]:8.0f} MB")
