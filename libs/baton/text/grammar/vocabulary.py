@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from baton.engine.masks import Words
+from baton.text.matching import LongestMatch
 from baton.text.tokenizer import Tokenizer
+
+_BEFORE = "\n"  # stands before a text that is encoded as if amid another
 
 
 class _Source:
-    """What `TokenizerWrapper` reads."""
+    """What `TokenizerWrapper` reads.
+
+    It is called for text that a grammar forces, which is then written as the model itself would: a tag as its
+    token, and the rest as the encoder does amid a text. The tokens must spell just that text; where the
+    encoder makes another one of it (SentencePiece's spaces), the longest tokens that fit are taken instead.
+    """
 
     def __init__(self, tokenizer: Tokenizer, plain: frozenset[int]) -> None:
         self.eos_token_id = _ends(tokenizer)[0]
@@ -20,11 +29,52 @@ class _Source:
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(set(tokenizer.specials) - plain)
         self._tokenizer = tokenizer
+        tags = {token.text: token for token in map(tokenizer.specials.__getitem__, plain) if token.text}
+        self._tags = LongestMatch(tags)
 
     def __call__(self, text: bytes | str) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode(errors="replace")
-        return self._tokenizer.encode(text, special=False)
+        ids: list[int] = []
+        done = 0
+        for start, end, token in self._tags.finditer(text):
+            ids += [*self._plain(text[done:start]), token.id]
+            done = end
+        return ids + self._plain(text[done:])
+
+    def _plain(self, text: str) -> list[int]:
+        raw = text.encode(errors="replace")
+        if not self._tokenizer.space_prefix:
+            ids = self._tokenizer.encode(text, special=False)
+        else:
+            ids = self._tokenizer.encode(_BEFORE + text, special=False)
+            led = b""
+            while ids and not led.endswith(_BEFORE.encode()):
+                led += self.tokens[ids.pop(0)]
+        if b"".join(self.tokens[id_] for id_ in ids) == raw:
+            return ids
+        return self._longest(raw)
+
+    def _longest(self, raw: bytes) -> list[int]:
+        """Always the longest token that fits; what no token begins with is left out."""
+        ids: list[int] = []
+        done = 0
+        while done < len(raw):
+            lengths = range(min(self._reach, len(raw) - done), 0, -1)
+            found = next((n for n in lengths if raw[done : done + n] in self._by_bytes), 0)
+            if found:
+                ids.append(self._by_bytes[raw[done : done + found]])
+            done += found or 1
+        return ids
+
+    @cached_property
+    def _by_bytes(self) -> dict[bytes, int]:
+        special = set(self._tokenizer.specials)
+        return {raw: id_ for id_, raw in enumerate(self.tokens) if raw and id_ not in special}
+
+    @cached_property
+    def _reach(self) -> int:
+        return max(map(len, self._by_bytes), default=1)
 
 
 class Vocabulary:
