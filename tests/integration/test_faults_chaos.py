@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.chaos.run import Options, run_scenario
-from baton.chaos.scenarios import SCENARIOS
-from baton.cli.chaos import NAMES
+from baton.cli.chaos.command import NAMES
+from baton.cli.chaos.run import Options, run_scenario
+from baton.cli.chaos.scenarios import SCENARIOS
 from baton.config.settings import Settings
 
 

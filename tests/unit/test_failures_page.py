@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from baton.cli.chaos import NAMES
+from baton.cli.chaos.command import NAMES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "failures.md").read_text()

@@ -17,7 +17,7 @@ COMMANDS = {
     "status": ("baton.cli.status", "show the services of a running cluster"),
     "drain": ("baton.cli.drain", "let one service finish what it has, then leave"),
     "doctor": ("baton.cli.doctor", "check this machine and say what to fix"),
-    "chaos": ("baton.cli.chaos", "break a cluster of its own under load, and see what is lost"),
+    "chaos": ("baton.cli.chaos.command", "break a cluster of its own under load, and see what is lost"),
     "bench": ("baton.cli.bench", "measure: control, engine or handoff"),
 }
 

@@ -114,6 +114,10 @@ class RouterSettings(Section):
     queue_limit: Annotated[
         Positive, Meta(description="placements waiting for room before new ones are refused")
     ] = 1_024
+    max_wait_ms: Annotated[
+        Positive,
+        Meta(description="longest wait for a worker; a new request that would take longer is refused, ms"),
+    ] = 60_000
     local_prefill_tokens: Annotated[
         Count,
         Meta(description="uncached prompts up to this long are prefilled by the decode worker; 0: never"),

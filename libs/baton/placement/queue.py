@@ -76,6 +76,11 @@ class AdmissionQueue(Generic[T]):
         self._earliest = min((entry.deadline for _, entry in self._all()), default=float("inf"))
         return taken
 
+    def overdue(self, since: float) -> list[Waiting[T]]:
+        """Takes out what has waited since before then and never ran (a first attempt)."""
+        late = [key for key, entry in self._all() if entry.since < since and not entry.place.attempt]
+        return [entry for key in late if (entry := self.remove(key)) is not None]
+
     def drain(self, attempt: Callable[[Waiting[T]], Placement | None]) -> list[tuple[Waiting[T], Placement]]:
         """Tries to place what waits, in order; takes out and returns what could be."""
         placed: list[tuple[Key, Waiting[T], Placement]] = []

@@ -12,7 +12,7 @@ from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, Inquire, Rejected
 
 PROBE_S = 0.8  # a tokenizer from which nothing has come for so long is asked whether it lives
-DEAF_S = 2.0  # and one that does not answer either, after so long, is lost
+DEAF_S = 2.5  # and one that does not answer either, after so long, is lost
 ASK_S = 0.5
 RETURN_S = 1.5  # everybody is back on a bus that has returned
 

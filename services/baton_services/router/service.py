@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from baton.bus.inbox import Delivery, Inbox
+from baton.placement.backlog import Backlog
 from baton.placement.index import PrefixIndex
 from baton.placement.placer import Placer
 from baton.placement.queue import AdmissionQueue, Waiting
@@ -27,6 +28,7 @@ ROUND_S = 0.1  # while something waits
 SLOW_ROUND_S = 1.0  # while assignments may expire
 FILL_S = 2.0  # at start: how long a worker's snapshot may hold service up
 EXPECTED_BACK_S = 30.0  # a worker seen this recently may come back
+OVERDUE_ROUND_S = 0.25
 BURST = 64  # messages taken before the queue is looked at
 
 
@@ -42,6 +44,9 @@ class RouterService:
         settings = host.settings.router
         self._placer = Placer(self._index, self._view, local_prefill_tokens=settings.local_prefill_tokens)
         self._queue: AdmissionQueue[Delivery] = AdmissionQueue(settings.queue_limit)
+        self._backlog = Backlog()
+        self._look_at = 0.0  # when overdue ones are looked for again
+        self._max_wait_s = settings.max_wait_ms / 1000
         self._metrics = RouterMetrics(host.registry)
         self._metrics.waiting.set_function(lambda: len(self._queue))
         self._metrics.indexed_blocks.set_function(lambda: len(self._index))
@@ -110,17 +115,35 @@ class RouterService:
         elif most is not None:
             words = f"{place.tokens} tokens do not fit: the KV pool of a worker holds {most}"
             await self._refuse(delivery, Code.CONTEXT_LENGTH, words)
+        elif not place.attempt and (wait_s := self._expected_wait_s()) > self._max_wait_s:
+            # Replays and moves are of requests that were admitted: those go on.
+            words = f"a worker would be free in about {wait_s:.0f} s; try again later"
+            await self._refuse(delivery, Code.OVERLOADED, words, retry_ms=int(wait_s * 1000))
         elif not self._queue.put(place, delivery, self._clock()):
             words = "too many requests wait for a worker; try again later"
             await self._refuse(delivery, Code.OVERLOADED, words)
 
+    def _expected_wait_s(self) -> float:
+        return self._backlog.wait_s(len(self._queue), self._clock())
+
+    async def _refuse_overdue(self, now: float) -> None:
+        """Keeps the wait of those behind within bounds. While no worker is there, all wait for one."""
+        if now < self._look_at or not self._routable():
+            return
+        self._look_at = now + OVERDUE_ROUND_S
+        for waiting in self._queue.overdue(now - self._max_wait_s):
+            words = f"no worker was free for {self._max_wait_s:g} s; try again later"
+            await self._refuse(waiting.reply, Code.OVERLOADED, words)
+
     async def _drain_queue(self) -> None:
         if not len(self._queue):
+            self._backlog.empty()
             return
         now = self._clock()
         for waiting in self._queue.expired(now):
             words = "no worker had room before the deadline"
             await self._refuse(waiting.reply, Code.DEADLINE, words)
+        await self._refuse_overdue(now)
         for waiting, placement in self._queue.drain(lambda entry: self._placer.place(entry.place, now)):
             await self._answer(waiting, placement, now)
         if not len(self._queue):
@@ -133,6 +156,7 @@ class RouterService:
     async def _answer(self, waiting: Waiting[Delivery], placement: Placement, now: float) -> None:
         placement.queued_ms = (now - waiting.since) * 1000
         self._placed.inc()
+        self._backlog.placed(now)
         self._metrics.place.observe(now - waiting.since)
         await waiting.reply.respond(placement)
 
@@ -142,9 +166,9 @@ class RouterService:
             self._hope = now
         return now - self._hope > EXPECTED_BACK_S
 
-    async def _refuse(self, delivery: Delivery, code: Code, words: str) -> None:
+    async def _refuse(self, delivery: Delivery, code: Code, words: str, *, retry_ms: int = 1_000) -> None:
         self._metrics.placements.labels(code.value).inc()
-        retry = 1_000 if code in (Code.OVERLOADED, Code.NO_WORKER, Code.DRAINING) else None
+        retry = retry_ms if code in (Code.OVERLOADED, Code.NO_WORKER, Code.DRAINING) else None
         answer: Message = Rejected(failure=Failure(code=code, message=words, retry_after_ms=retry))
         await delivery.respond(answer)
 

@@ -33,6 +33,7 @@ ROUTER_RETRY_S = 0.1
 PAUSE_S = 2.0  # a bus away for longer ends what is live
 BACKOFF_S = 0.05  # from the second setback in a row on, doubled each time
 BACKOFF_MOST_S = 1.0
+PROGRESS = 32  # new tokens that clear a request of that
 LOSSES = 8  # workers that may die under one request, before it is taken for what kills them
 AVOIDED = 32
 
@@ -104,6 +105,9 @@ class Dispatcher:
         self._directory.exclude(target.id, target.epoch)
         await self._tell_router(Unreachable(worker=target.id, epoch=target.epoch))
         words = f"worker {target.id} was lost"
+        if len(live.output) >= live.lost_at + PROGRESS:  # it has been at work since: it is no such request
+            live.losses = 0
+        live.lost_at = len(live.output)
         live.losses += 1
         if live.losses > LOSSES:
             raise RequestError.of(

@@ -38,7 +38,8 @@ class LiveRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     attempt: int = field(init=False)  # the one under way, or before the first
     failures: int = 0  # attempts that failed of themselves; lost workers do not count
-    losses: int = 0  # workers that died under it
+    losses: int = 0  # workers that died under it in a row
+    lost_at: int = 0  # output tokens it had at the last of those
     setbacks: int = 0  # attempts that ended, whyever, since its last new token
     placement: Placement | None = None
     avoid: list[tuple[str, int]] = field(default_factory=list)

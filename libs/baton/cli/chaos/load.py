@@ -34,6 +34,7 @@ class Request:
     error: str = ""
     slowest_s: float = 0.0  # the longest time between two pieces of its answer, or before the first
     began: float = 0.0  # monotonic
+    first_s: float = 0.0  # until the first piece of its answer
     seconds: float = 0.0
     left: bool = False  # its client went away on purpose
 
@@ -117,6 +118,11 @@ class Load:
 
         await asyncio.gather(*(client() for _ in range(self.at_once)))
 
+    async def send(self, request: Request) -> None:
+        """One request beside the others."""
+        async with _session() as session:
+            await self._one(session, request)
+
     async def _one(self, session: aiohttp.ClientSession, request: Request) -> None:
         request.began = began = time.monotonic()
         for attempt in range(RETRIES):
@@ -147,6 +153,7 @@ class Load:
                 if not line.startswith(b"data: "):
                     continue
                 now = time.monotonic()
+                request.first_s = request.first_s or now - request.began
                 request.slowest_s = max(request.slowest_s, now - before)
                 before = now
                 if line.strip() == b"data: [DONE]":

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from baton.chaos.load import Load, Request, expect_mock, make
-from baton.chaos.scenarios import SCENARIOS, Run, Scenario
-from baton.chaos.stage import WORKERS, Stage, StageError, staged
+from baton.cli.chaos.load import Load, Request, expect_mock, make
+from baton.cli.chaos.scenarios import SCENARIOS, Run, Scenario
+from baton.cli.chaos.stage import WORKERS, Stage, StageError, staged
 from baton.config.settings import Settings
 from baton.protocol.liveness import Role
 

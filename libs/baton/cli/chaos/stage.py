@@ -19,7 +19,7 @@ import psutil
 from baton.bus.connection import Bus
 from baton.bus.directory import Directory
 from baton.bus.server import EmbeddedServer
-from baton.chaos.proxy import Proxy
+from baton.cli.chaos.proxy import Proxy
 from baton.cli.supervisor.child import Child, Spec
 from baton.config.environ import to_environ
 from baton.config.settings import BusSettings, Settings
@@ -112,9 +112,10 @@ class Stage:
 
     def beats(self, role: Role) -> list[Heartbeat]:
         """Live processes of a role that take work and are the ones running now."""
-        return [beat for beat in self.directory.live(role) if beat.pid == self._pid(beat.id)]
+        return [beat for beat in self.directory.live(role) if beat.pid == self.pid(beat.id)]
 
-    def _pid(self, id: str) -> int:
+    def pid(self, id: str) -> int:
+        """Of the process that runs under this id now; 0: none does."""
         child = self.children.get(id)
         return child.pid if child is not None else 0
 
@@ -168,7 +169,7 @@ class Stage:
     # --- hurting -------------------------------------------------------------------------------------
 
     def signal(self, id: str, number: signal.Signals) -> None:
-        pid = self._pid(id)
+        pid = self.pid(id)
         if not pid:
             raise StageError(f"{id} does not run")
         self._say(f"{number.name} to {id} ({pid})")

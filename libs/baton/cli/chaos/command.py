@@ -7,7 +7,10 @@ import sys
 
 from baton.cli.flags import add_settings, is_given, load_settings
 
-NAMES = ("none", "kill", "stop", "tokenizer", "router", "cut", "full", "cancel", "bus1", "bus10", "rolling")
+NAMES = (
+    *("none", "kill", "stop", "tokenizer", "router", "cut"),
+    *("full", "cancel", "overload", "bus1", "bus10", "rolling"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import logging
 
-    from baton.chaos.run import Options, run_scenario
-    from baton.chaos.stage import StageError
+    from baton.cli.chaos.run import Options, run_scenario
+    from baton.cli.chaos.stage import StageError
 
     names = list(NAMES) if args.scenario == "all" else args.scenario.split(",")
     if unknown := [name for name in names if name not in NAMES]:

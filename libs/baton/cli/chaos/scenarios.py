@@ -10,8 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from baton.chaos.load import Load, Request, leave_early
-from baton.chaos.stage import WORKERS, Stage, StageError
+from baton.bus.directory import Directory
+from baton.cli.chaos.load import Load, Request, leave_early
+from baton.cli.chaos.stage import WORKERS, Stage, StageError
 from baton.config.settings import Settings
 from baton.protocol.liveness import Role
 
@@ -21,6 +22,9 @@ CLEAR_S = 3.5  # after so long without a bus every live request has ended with o
 BACK_S = 5.0  # so long after its return the next request succeeds
 READY_AGAIN_S = 2.0  # every process has found the bus again by then
 TEN_S = 10.0
+FLOOD_S = 100  # requests in a second; 8 places make about 12
+MAX_WAIT_S = 2.0
+SLACK_S = 2.0
 
 
 @dataclass(slots=True)
@@ -86,16 +90,20 @@ async def nothing(run: Run) -> None:
 
 async def kill_workers(run: Run) -> None:
     async def kill(id: str) -> None:
-        run.stage.signal(id, signal.SIGKILL)
-        run.notes.append(f"{id} back in {await _back(run.stage, id):.1f} s")
+        run.notes.append(f"{id} back in {await _kill(run.stage, id):.1f} s")
 
     await _repeatedly(run, kill, _alternating(run, WORKERS))
 
 
-async def _back(stage: Stage, id: str) -> float:
-    began = time.monotonic()
-    await asyncio.sleep(0.05)
-    await stage.wait_ready(READY_S)
+async def _kill(stage: Stage, id: str) -> float:
+    """SIGKILL; returns the seconds until its successor is ready."""
+    before, began = stage.pid(id), time.monotonic()
+    stage.signal(id, signal.SIGKILL)
+
+    def successor(_: Directory) -> bool:
+        return any(beat.id == id and beat.pid != before for role in WORKERS for beat in stage.beats(role))
+
+    await stage.directory.wait_for(successor, READY_S)
     return time.monotonic() - began
 
 
@@ -214,12 +222,48 @@ async def one_of_each(run: Run) -> None:
         await asyncio.sleep(run.every_s)
 
 
+async def overload(run: Run) -> None:
+    """What is admitted comes in time, the rest is refused, and afterwards all is as before."""
+    began, until = time.monotonic(), time.monotonic() + 4 * run.every_s
+    flood: list[Request] = []
+    async with asyncio.TaskGroup() as group:
+        while time.monotonic() < until:
+            request = Request(-1, dict(random.choice(run.requests).body))
+            flood.append(request)
+            group.create_task(run.load.send(request))
+            run.blows += 1
+            await asyncio.sleep(1 / FLOOD_S)
+    served = [request for request in flood if not request.error]
+    refused = [request for request in flood if "server_is_overloaded" in request.error]
+    unclear = len(flood) - len(served) - len(refused)
+    late = sum(request.first_s > MAX_WAIT_S + SLACK_S for request in served)
+    slow = sum(request.seconds > MAX_WAIT_S + SLACK_S for request in refused)
+    run.notes.append(
+        f"{len(flood)} more in {until - began:.0f} s: {len(served)} served, {len(refused)} refused, "
+        f"{unclear} otherwise; {late} first tokens late, {slow} refusals late"
+    )
+    if unclear or late or slow or not served or not refused:
+        raise StageError("overload was not handled")
+    run.excused = lambda request: "server_is_overloaded" in request.error
+    after = Request(-1, dict(run.requests[0].body))
+    await run.load.send(after)
+    if after.error or after.first_s > SLACK_S:
+        raise StageError(f"no normal service after the flood: {after.error or after.first_s}")
+
+
+def _few_places(settings: Settings) -> None:
+    """Workers that run 8 sequences, and a router that is not patient."""
+    settings.worker.max_sequences = 8
+    settings.router.max_wait_ms = int(MAX_WAIT_S * 1000)
+
+
 def _small_pool(settings: Settings) -> None:
     """A decode pool of a few sequences; the model's blocks decide how many."""
     settings.worker.kv_memory_mb = 1 if settings.worker.engine == "mock" else 96
     settings.mock.block_bytes = 8_192  # 128 blocks: one long and a few short sequences
 
 
+_ONE = {Role.PREFILL: 1, Role.DECODE: 1}
 _SEVERAL = {Role.PREFILL: 2, Role.DECODE: 3}
 _TWO = dict.fromkeys((Role.PREFILL, Role.DECODE, Role.TOKENIZER, Role.ROUTER, Role.GATEWAY), 2)
 
@@ -234,6 +278,7 @@ SCENARIOS = {
         Scenario("cut", "no bytes from prefill to decode for 2 s", cut_links, _SEVERAL, proxied=True),
         Scenario("full", "decode pools are full", nothing, {Role.PREFILL: 2, Role.DECODE: 1}, _small_pool),
         Scenario("cancel", "as many clients leave at any moment", cancel, {Role.PREFILL: 2, Role.DECODE: 2}),
+        Scenario("overload", "ten times what it can do is asked for", overload, _ONE, _few_places),
         Scenario("bus1", "nats-server is gone for 1 s", short_outage, _SEVERAL),
         Scenario("bus10", "nats-server is gone for 10 s", long_outage, _SEVERAL),
         Scenario("each", "each kind of blow in turn", one_of_each, _TWO),
