@@ -43,6 +43,8 @@ class ChatTemplate:
             raise ModelFileError(f"{where}: holds private-use characters of plane 16")
         self.source = source
         self._tokens = dict(tokens)
+        # OpenAI's later name for the system role; a model that was not trained on it knows the older one.
+        self._roles = {} if "developer" in source else {"developer": "system"}
         try:
             self._template = TemplateEnvironment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -74,7 +76,7 @@ class ChatTemplate:
             words = f"{name}: template arguments may not be named {taken}"
             raise RequestError.of(Code.INVALID_REQUEST, words, param=name)
         marks = marks or Marks(LongestMatch({}))
-        protected = marks.protect([_plain(message) for message in messages])
+        protected = marks.protect([self._plain(message) for message in messages])
         context = {
             "tools": None,
             "documents": None,
@@ -86,6 +88,10 @@ class ChatTemplate:
         with budget():
             text = self._render(context)
         return _cut_after(text, protected[-1]["content"]) if continue_final else text
+
+    def _plain(self, message: ChatMessage | Mapping[str, Any]) -> dict[str, Any]:
+        plain = _plain(message)
+        return {**plain, "role": self._roles.get(plain["role"], plain["role"])} if "role" in plain else plain
 
     def _render(self, context: dict[str, Any]) -> str:
         try:

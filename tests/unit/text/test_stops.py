@@ -81,3 +81,13 @@ def test_an_empty_stop_is_refused() -> None:
         StopFilter(["a", ""])
     assert raised.value.failure.code is Code.INVALID_REQUEST
     assert raised.value.failure.param == "stop"
+
+
+def test_a_stop_string_completed_unarmed_is_text() -> None:
+    stops = StopFilter(["aba"])
+    assert stops.push("aba", armed=False) == ("ab", False)  # its last character may begin another one
+    assert stops.push("ba") == ("", True)
+    assert stops.hit
+    stops = StopFilter(["abc"])
+    assert stops.push("abcab", armed=False) == ("abc", False)
+    assert stops.push("cd") == ("", True)

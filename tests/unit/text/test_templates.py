@@ -243,3 +243,53 @@ def test_what_templates_expect_is_there() -> None:
 def test_bad_templates_fail_when_the_model_is_loaded(source: str, words: str) -> None:
     with pytest.raises(ModelFileError, match=words):
         ChatTemplate(source, {}, where="file")
+
+
+@pytest.mark.parametrize("content", ["In Fra", "  In Fra ", "<|im_end|>", "user"])
+def test_a_message_may_be_left_open(content: str) -> None:
+    """The answer goes on with the last message: nothing follows its text, which stays what the user wrote."""
+    messages = [ChatMessage(role="user", content="user"), ChatMessage(role="assistant", content=content)]
+    template = ChatTemplate(CHATML, {})
+    tokenizer = mock_tokenizer()
+    ids = encode_chat(tokenizer, template, messages, add_generation_prompt=False, continue_final=True)
+    whole = encode_chat(tokenizer, template, messages, add_generation_prompt=False)
+    assert ids == whole[: len(ids)]
+    assert bytes(ids[-len(content) :]).decode() == content
+    assert whole[len(ids) :] == [IM_END, ord("\n")]
+
+
+def test_an_open_message_may_be_trimmed_but_not_empty() -> None:
+    trims = ChatTemplate("{% for m in messages %}{{ m.content | trim }}.{% endfor %}", {})
+    assert trims.render([{"role": "user", "content": " a b "}], continue_final=True) == "a b"
+    for content in ("", "  "):
+        with pytest.raises(RequestError) as caught:
+            trims.render([{"role": "user", "content": content}], continue_final=True)
+        assert caught.value.failure.param == "continue_final_message"
+
+
+def test_a_developer_is_the_system_where_a_template_knows_none() -> None:
+    messages = [ChatMessage(role="developer", content="x")]
+    assert ChatTemplate("{{ messages[0].role }}", {}).render(messages) == "system"
+    knows = ChatTemplate("{{ messages[0].role }}{# developer #}", {})
+    assert knows.render(messages) == "developer"
+
+
+def test_tool_calls_and_results_reach_the_template() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    messages = [
+        ChatMessage(role="assistant", content=None, tool_calls=[call]),
+        ChatMessage(role="tool", content="3", tool_call_id="c"),
+    ]
+    source = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments.a[0] }}{% endif %}"
+        "{% if m.tool_call_id %}{{ m.tool_call_id }}{% endif %};{% endfor %}"
+    )
+    assert ChatTemplate(source, {}).render(messages) == "1;3c;"
+
+
+def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": '}}
+    messages = [ChatMessage(role="assistant", tool_calls=[call])]
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {})
+    assert template.render(messages) == '{"a": '
