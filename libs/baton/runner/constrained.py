@@ -59,6 +59,8 @@ class ConstrainedRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         bound = [part for part in plan.slices if _is_bound(part)]
+        if bound:
+            self._states.step()
         for part in bound:
             if part.sample is not None:
                 part.sample.allowed = self._states.begin(part.key, part.sample)

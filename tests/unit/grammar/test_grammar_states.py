@@ -68,6 +68,14 @@ def test_a_dropped_state_is_read_again(states: GrammarStates, monkeypatch: pytes
     assert np.array_equal(states.begin(("r", 0, 0), spec(output)).words(), wanted)
 
 
+def test_an_idle_state_is_dropped(states: GrammarStates) -> None:
+    states.begin(("gone", 0, 0), spec([])).words()
+    for step in range(module.IDLE_STEPS + 2):
+        states.step()
+        states.begin(("here", 0, 0), spec(list(b"{")[: step % 2])).words()
+    assert list(states._states) == [("here", 0, 0)]
+
+
 def test_what_is_not_allowed_is_a_failure_of_that_sequence_alone(states: GrammarStates) -> None:
     with pytest.raises(GrammarFailure, match="cannot go on"):
         states.begin(("r", 0, 0), spec(list(b"[1"))).words()

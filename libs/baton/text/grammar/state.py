@@ -24,6 +24,7 @@ class GrammarState:
         self._vocabulary = compiler.vocabulary
         self._runs = Runs(constraint) if constraint.json else None
         self.taken = 0  # output tokens
+        self.used = 0  # for whoever keeps it: when it last was
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Takes the next output tokens.
