@@ -159,3 +159,9 @@ def test_depth_is_bounded() -> None:
 
 def test_options_of_llguidance_are_not_the_clients() -> None:
     assert prepare_schema({"type": "object", "x-guidance": {"lenient": True}}) == {"type": "object"}
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}])
+def test_a_schema_that_nothing_satisfies_is_refused(schema: Any) -> None:
+    with pytest.raises(GrammarError):
+        state_of(schema)

@@ -71,7 +71,10 @@ class GrammarCompiler:
             verbose_errors=False,
         )
         matcher = LLMatcher(vocabulary.ll, grammar, log_level=0, limits=limits)
-        if not matcher.is_error():
-            words = np.zeros(vocabulary.size, dtype=np.uint32)
-            matcher.deep_copy().unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        return GrammarError(matcher.get_error()) if matcher.is_error() else matcher
+        if matcher.is_error():
+            return GrammarError(matcher.get_error())
+        words, trial = np.zeros(vocabulary.size, dtype=np.uint32), matcher.deep_copy()
+        trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if trial.is_error() or not words.any():
+            return GrammarError("nothing can satisfy it: it leads back to itself without an end")
+        return matcher
