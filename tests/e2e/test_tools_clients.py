@@ -217,6 +217,16 @@ def test_tools_and_a_form_together(client: OpenAI) -> None:
     assert isinstance(message.parsed, Pong) or message.tool_calls
 
 
+def test_a_choice_among_some_of_the_tools(client: OpenAI) -> None:
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "Pong"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    for seed in range(3):
+        answer: Any = client.chat.completions.create(
+            model="mock", messages=MESSAGES, tools=[WEATHER, PONG], tool_choice=choice, seed=seed
+        )
+        assert {call.function.name for call in answer.choices[0].message.tool_calls} == {"Pong"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -226,6 +236,11 @@ def test_tools_and_a_form_together(client: OpenAI) -> None:
             {"tools": [PONG], "tool_choice": {"type": "function", "function": {"name": "Ping"}}},
             "tool_choice.function.name",
             "Ping",
+        ),
+        (
+            {"tools": [PONG], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}},
+            "tool_choice.allowed_tools.mode",
+            "auto",
         ),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "custom"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),

@@ -72,6 +72,8 @@ class Forms:
             tags |= {self._think.begin, self._think.end}
         if _has_tools(generate):
             tags |= set(self._dialect.tags)
+        if not tags:
+            return frozenset()
         return frozenset(id_ for id_, token in self._tokenizer.specials.items() if token.text in tags)
 
     def reader(self, generate: Generate, prompt: list[int]) -> Reader | None:
