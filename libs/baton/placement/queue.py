@@ -29,7 +29,7 @@ class AdmissionQueue(Generic[T]):
     hold up small ones; `patience` failed tries end a round, so that a round stays cheap however many wait.
     """
 
-    def __init__(self, limit: int, *, patience: int = 32) -> None:
+    def __init__(self, limit: int, *, patience: int = 8) -> None:
         self._limit = limit
         self._patience = patience
         self._classes: dict[int, dict[Key, Waiting[T]]] = {}  # by priority, each in order of arrival
