@@ -79,6 +79,31 @@ class Generate(Message):
     parallel_tool_calls: bool = True
 
 
+class Encode(Message):
+    """Gateway -> tokenizer (a call): the tokens of this request's prompt. Answered `Encoded` or `Rejected`."""
+
+    generate: Generate
+
+
+class Encoded(Message):
+    """Tokenizer -> gateway: a prompt's tokens, little-endian uint32, and how many the model takes."""
+
+    tokens: bytes
+    max_context: int
+
+
+class Decode(Message):
+    """Gateway -> tokenizer (a call): the text of these tokens. Answered `Decoded` or `Rejected`."""
+
+    tokens: bytes
+
+
+class Decoded(Message):
+    """Tokenizer -> gateway: the text, special tokens included."""
+
+    text: str
+
+
 class Accepted(Message):
     """The receiver has taken charge. Sent before anything else, within 500 ms."""
 
@@ -90,11 +115,13 @@ class Rejected(Message):
 
 
 class Usage(Part):
-    """What a finished request used. `cached_tokens` are prompt tokens found in a prefix cache at prefill."""
+    """What a finished request used. `cached_tokens` are prompt tokens found in a prefix cache at prefill,
+    `reasoning_tokens` those of the completion that came before its answer."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class TokenText(Row):

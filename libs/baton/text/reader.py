@@ -59,6 +59,11 @@ class Reader:
         return bool(self._lengths)
 
     @property
+    def reasons(self) -> bool:
+        """Whether the answer has begun to reason and not ended yet."""
+        return self._reasoning is not None and self._reasoning.under_way
+
+    @property
     def called_so_far(self) -> int:
         """Calls begun, plus characters of their arguments that are out."""
         return len(self._lengths) + sum(self._lengths)

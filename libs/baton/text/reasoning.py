@@ -45,6 +45,11 @@ class ReasoningReader:
         self._where = "opened" if begun else "start"
         self._held = ""
 
+    @property
+    def under_way(self) -> bool:
+        """Whether what comes next is reasoning still, as far as one can tell."""
+        return self._where in ("opened", "reasoning")
+
     def push(self, text: str) -> tuple[str, str]:
         """(reasoning, text) that is certain now."""
         if self._where == "text":

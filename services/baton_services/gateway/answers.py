@@ -32,6 +32,7 @@ class Tally:
             each = [self._usage[index] for index in range(first, first + size)]
             total.prompt_tokens += each[0].prompt_tokens
             total.completion_tokens += sum(usage.completion_tokens for usage in each)
+            total.reasoning_tokens += sum(usage.reasoning_tokens for usage in each)
             # Later choices find the prompt where the first one left it; that is no hit of the client's.
             total.cached_tokens += min(usage.cached_tokens for usage in each)
             first += size

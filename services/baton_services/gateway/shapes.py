@@ -45,11 +45,14 @@ def around(chunk: Json, field: str) -> tuple[bytes, bytes]:
 
 
 def usage(counts: Usage) -> Json:
+    reasoned = counts.reasoning_tokens
+    details: Json = {"completion_tokens_details": {"reasoning_tokens": reasoned}} if reasoned else {}
     return {
         "prompt_tokens": counts.prompt_tokens,
         "completion_tokens": counts.completion_tokens,
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
+        **details,
     }
 
 

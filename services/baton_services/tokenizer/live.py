@@ -46,6 +46,7 @@ class LiveRequest:
     heard: float = 0.0  # when its worker was last heard of it
     progressed: float = 0.0  # when it was placed, or got its last new token
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     timing: Timing = field(default_factory=Timing)
     holder: str = ""  # the worker whose tokens arrive; until then any leg may hold it
     first_token: float = 0.0
@@ -101,14 +102,17 @@ class LiveRequest:
 
     def delta(self, tokens: list[int], logprobs: list[TokenLogprobs], finish: str) -> TextDelta:
         """What new tokens add to the answer, as its gateway gets it."""
-        token_start = self.answer.described
+        token_start, counted = self.answer.described, self.answer.completion_tokens
         text, described = self.answer.push(tokens, logprobs, finish)
         delta = TextDelta(self.id, self.written, text, tokens=described, token_start=token_start)
         if self.reader is None:
             delta.start -= len(text)
             return delta
         delta.reasoning_start, delta.calls_start = self.reader.reasoned, self.reader.called_so_far
+        reasoned = self.reader.reasons
         parts = self.reader.push(text)
+        if reasoned or self.reader.reasons:
+            self.reasoning_tokens += self.answer.completion_tokens - counted
         if self.answer.finish:
             parts += self.reader.finish()
         delta.text, delta.reasoning, delta.calls = parts.text, parts.reasoning, parts.calls
@@ -119,6 +123,7 @@ class LiveRequest:
             prompt_tokens=len(self.prompt),
             completion_tokens=self.answer.completion_tokens,
             cached_tokens=min(self.cached_tokens, len(self.prompt)),
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     def state(self, reply_to: str, now: float) -> SequenceState:

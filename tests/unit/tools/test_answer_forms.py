@@ -244,6 +244,7 @@ async def test_reasoning_is_apart_and_the_form_applies_after_it() -> None:
         [],
         "stop",
     )
+    assert live.usage().reasoning_tokens == len('<think>\nlet me {"see}\n</think>') - len("<think")
     constraint = live.sampling.constraint
     assert constraint is not None
     assert (constraint.begin, constraint.skip) == ("<think>", "</think>")

@@ -75,6 +75,8 @@ class GrammarCompiler:
             return GrammarError(matcher.get_error())
         words, trial = np.zeros(vocabulary.size, dtype=np.uint32), matcher.deep_copy()
         trial.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if trial.is_error() or not words.any():
+        if trial.is_error():
+            return GrammarError(trial.get_error())
+        if not words.any():
             return GrammarError("nothing can satisfy it: it leads back to itself without an end")
         return matcher
