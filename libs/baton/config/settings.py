@@ -58,7 +58,8 @@ class ModelSettings(Section):
 
 class WorkerSettings(Section):
     engine: Annotated[
-        Literal["torch", "mock"], Meta(description="torch, or the mock with its cost model")
+        Literal["torch", "native", "mock"],
+        Meta(description="torch; native: C++ kernels for CPUs; mock: no model, only its cost model"),
     ] = "torch"
     threads: Annotated[
         Count, Meta(description="compute threads; 0: the machine's cores shared among its workers")

@@ -29,6 +29,10 @@ def _create(settings: Settings) -> Runner:
         from baton.runner.mock import MockRunner
 
         return MockRunner(settings)
+    if settings.worker.engine == "native":
+        from baton.runner.native_runner import NativeRunner
+
+        return NativeRunner(settings)
     # Read when torch loads OpenMP: waiting threads spin about 20 us, then sleep. Where workers share cores,
     # longer spinning keeps the thread that is waited for off its core (measured: 24 s for a step of 0.6 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
