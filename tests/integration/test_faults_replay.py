@@ -26,6 +26,7 @@ from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, Generate, Rejected, TextBatch, TextDelta
 from baton.protocol.sampling import SamplingParams
 from baton.runner.mock import expected_tokens
+from baton_services.gateway.owners import Owners
 from baton_services.router.service import RouterService
 from baton_services.tokenizer import dispatch, vigil
 from baton_services.tokenizer.service import TokenizerService
@@ -321,3 +322,18 @@ async def test_the_dead_are_excluded_at_the_first_failed_contact(cluster: Cluste
     assert time.monotonic() - began < 2.0  # heartbeats would take three seconds
     await cluster.rig.add(Role.DECODE)
     await cluster.gateway.right(name)
+
+
+async def test_a_gateway_finds_a_dead_tokenizer_by_asking_it(cluster: Cluster) -> None:
+    lost: list[str] = []
+    owners = Owners(cluster.rig.player.bus, lambda owner: lost.append(owner.id))
+    tokenizer = cluster.tokenizer.target
+    owned = {(tokenizer.id, tokenizer.epoch): (tokenizer, "some request")}
+    for _ in range(12):  # silent for well over the time after which it is asked: it answers
+        await owners.look(owned)
+        await asyncio.sleep(0.1)
+    assert not lost
+    await cluster.tokenizer.kill()
+    await asyncio.sleep(1.0)
+    await owners.look(owned)
+    assert lost == [tokenizer.id]

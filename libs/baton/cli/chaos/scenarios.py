@@ -251,6 +251,11 @@ async def overload(run: Run) -> None:
         raise StageError(f"no normal service after the flood: {after.error or after.first_s}")
 
 
+def _short_leases(settings: Settings) -> None:
+    """A worker that stands still wakes up long after its leases are over."""
+    settings.worker.lease_ms = 2_000
+
+
 def _few_places(settings: Settings) -> None:
     """Workers that run 8 sequences, and a router that is not patient."""
     settings.worker.max_sequences = 8
@@ -272,7 +277,7 @@ SCENARIOS = {
     for scenario in (
         Scenario("none", "nothing happens", nothing, _SEVERAL),
         Scenario("kill", "a prefill or decode worker is killed (-9) again and again", kill_workers, _SEVERAL),
-        Scenario("stop", "a worker stands still for 5 s (SIGSTOP)", stop_workers, _SEVERAL),
+        Scenario("stop", "a worker stands still for 5 s (SIGSTOP)", stop_workers, _SEVERAL, _short_leases),
         Scenario("tokenizer", "the tokenizer is killed", kill_tokenizer, _SEVERAL | {Role.TOKENIZER: 2}),
         Scenario("router", "the router is killed, with a standby", kill_router, _SEVERAL | {Role.ROUTER: 2}),
         Scenario("cut", "no bytes from prefill to decode for 2 s", cut_links, _SEVERAL, proxied=True),
