@@ -109,6 +109,10 @@ class TokenizerSettings(Section):
         Positive, Meta(description="attempts of a request that fails; lost workers do not count")
     ] = 3
     threads: Annotated[Positive, Meta(description="threads for long encodes")] = 1
+    tool_calls: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "mistral_named", "pythonic", "json"],
+        Meta(description="how the model writes tool calls; auto: as its chat template says"),
+    ] = "auto"
 
 
 class RouterSettings(Section):

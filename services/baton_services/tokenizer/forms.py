@@ -35,11 +35,12 @@ _encode = msgspec.msgpack.Encoder().encode
 class Forms:
     """One model's answers. llguidance and the vocabulary are read when the first form is asked for."""
 
-    def __init__(self, text: TextModel) -> None:
+    def __init__(self, text: TextModel, tool_calls: str = "auto") -> None:
+        """`tool_calls`: how the model writes them, "auto" being as its template says."""
         source = text.template.source if text.template is not None else None
         self._tokenizer = text.tokenizer
         self._source = source or ""
-        self._dialect = dialects.detect(source)
+        self._dialect = dialects.detect(source) if tool_calls == "auto" else dialects.dialect(tool_calls)
         self._think = reasoning.detect(source)
         self._compiler: GrammarCompiler | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forms")

@@ -21,7 +21,6 @@ from baton.text.model_files import TextModel
 from baton.text.templates import ChatTemplate
 from baton.text.tokenizer import SpecialToken, Tokenizer
 from baton.text.tools import dialects
-from baton.text.tools.dialects import dialect
 from baton_services.gateway.exchange import Exchange
 from baton_services.tokenizer.live import LiveRequest
 from baton_services.tokenizer.prepare import Preparer
@@ -43,13 +42,13 @@ PING = Tool(name="ping")
 STATES = open_states("mock", "")
 
 
-def preparer(template: str = TEMPLATE) -> Preparer:
+def preparer(template: str, tool_calls: str) -> Preparer:
     text = TextModel("mock", mock_tokenizer(), ChatTemplate(template, {}), 4_096)
-    return Preparer(text, ModelInfo(name="mock", max_context=4_096, vocab_size=260), 1)
+    return Preparer(text, ModelInfo(name="mock", max_context=4_096, vocab_size=260), 1, tool_calls)
 
 
-async def prepared(template: str = TEMPLATE, **fields: Any) -> LiveRequest:
-    made = preparer(template)
+async def prepared(template: str = TEMPLATE, *, tool_calls: str = "auto", **fields: Any) -> LiveRequest:
+    made = preparer(template, tool_calls)
     fields.setdefault("messages", [ChatMessage(role="user", content="hi")])
     fields.setdefault("sampling", SamplingParams(seed=3, temperature=1.0, max_tokens=400))
     live = made.live(Generate(request="a" * 32, model="mock", reply_to="", **fields))
@@ -158,13 +157,11 @@ async def test_without_a_call_it_is_text() -> None:
 
 @pytest.mark.parametrize("name", dialects.NAMES)
 @pytest.mark.parametrize("choice", ["required", "name:get_weather", "name:ping"])
-async def test_a_forced_call_is_one_whatever_the_model(
-    monkeypatch: pytest.MonkeyPatch, name: str, choice: str
-) -> None:
+async def test_a_forced_call_is_one_whatever_the_model(name: str, choice: str) -> None:
     """The mock knows nothing of calls: the grammar alone makes it write one, in every family's way."""
-    monkeypatch.setattr(dialects, "detect", lambda template: dialect(name))
     for seed in range(4):
         live = await prepared(
+            tool_calls=name,
             tools=[WEATHER, PING],
             tool_choice=choice,
             parallel_tool_calls=seed % 2 == 0,
