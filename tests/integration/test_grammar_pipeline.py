@@ -124,6 +124,13 @@ async def test_a_worker_killed_in_the_middle_changes_no_text(baton: Running) -> 
     assert texts == [expected(tokens, SCHEMA, 500, temperature=0.8, seed=tokens[0]) for tokens in prompts]
 
 
+def test_completions_take_a_response_format_as_well(baton: Running) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["one", "two"]}}}
+    sent = {"model": "mock", "prompt": "p", "max_tokens": 30, "response_format": form}
+    _, answer = baton.post("/v1/completions", sent)
+    assert answer["choices"][0]["text"] in ('"one"', '"two"')
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [

@@ -129,7 +129,8 @@ class Common(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-1_000, le=1_000)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT)] | None = None
 
-    # Peers' names for guided decoding.
+    # OpenAI's form of an answer, for chat alone there, and peers' names for guided decoding.
+    response_format: ResponseFormat | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
@@ -144,7 +145,6 @@ class ChatRequest(Common, kw_only=True):
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[ToolDefinition], Meta(max_length=128)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -177,6 +177,27 @@ class CompletionRequest(Common, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`, as vLLM has it: a text or a conversation."""
+
+    model: Annotated[str, Meta(max_length=1_024)]
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[ToolDefinition], Meta(max_length=128)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """`POST /detokenize`."""
+
+    model: Annotated[str, Meta(max_length=1_024)]
+    tokens: list[TokenId]
 
 
 # Known, of no effect, and not worth a type.

@@ -8,7 +8,7 @@ import msgspec
 
 from baton.protocol.request import Structure
 from baton_services.gateway.errors import invalid, unsupported
-from baton_services.gateway.schema import ChatRequest, Common, ResponseFormat
+from baton_services.gateway.schema import Common, ResponseFormat
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 _STYLE = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "backend")
@@ -21,7 +21,7 @@ def structure(request: Common) -> Structure | None:
         RequestError: a form that is not known, more than one, or one of the wrong type.
     """
     found: list[Structure] = []
-    if isinstance(request, ChatRequest) and request.response_format is not None:
+    if request.response_format is not None:
         asked = _response_format(request.response_format)
         found += [asked] if asked is not None else []
     for name, kind in _KINDS.items():
