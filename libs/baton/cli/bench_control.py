@@ -1,7 +1,7 @@
 """`baton bench control`: what gateway, tokenizer, router and bus cost, measured with the mock engine.
 
-Starts a cluster of its own on free ports and takes it down again. The time to first token is taken by a
-client in this process, one request at a time, and the mock's own step cost, which is known, is taken off it.
+Starts a cluster of its own on free ports and takes it down again. The time to first token is taken by a plain
+socket in this process, one request at a time, and the mock's own step cost, which is known, is taken off it.
 CPU time is what the kernel has booked for each process.
 """
 
@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from baton.config.settings import Settings
 
@@ -42,15 +44,6 @@ class Use:
 
     cpu_s: float
     rss: int
-
-
-@dataclass(slots=True)
-class Stream:
-    """One streamed answer as its client saw it."""
-
-    first_s: float = 0.0
-    tokens: int = 0
-    prompt_tokens: int = 0
 
 
 def main(argv: list[str]) -> int:
@@ -126,8 +119,8 @@ async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:
             await _ask(session, 32, 2)
         figures: dict[str, Any] = {
             "added_ms": {
-                "prefilled by the decode worker, 32 tokens": await _added(session, 32, args.requests),
-                "handed over by the prefill worker, 200 tokens": await _added(session, 200, args.requests),
+                "prefilled by the decode worker, 32 tokens": _added(run.gateway_url, 32, args.requests),
+                "handed over by the prefill worker, 200 tokens": _added(run.gateway_url, 200, args.requests),
             }
         }
         before, began = _use(pids), time.monotonic()
@@ -148,7 +141,7 @@ async def _under_load(
     length = len(TEXT) * args.words // TEXT.count(" ")
 
     async def client() -> int:
-        return sum([(await _ask(session, length, args.tokens)).tokens for _ in range(args.rounds)])
+        return sum([await _ask(session, length, args.tokens) for _ in range(args.rounds)])
 
     await asyncio.gather(*(_ask(session, length, 2) for _ in range(args.clients)))
     before, began = _use(pids), time.monotonic()
@@ -164,39 +157,57 @@ async def _under_load(
     }
 
 
-async def _added(session: aiohttp.ClientSession, words: int, requests: int) -> dict[str, float]:
-    """Time to first token less the mock's step cost, ms, one request at a time; each prompt is new."""
+def _added(url: str, prompt_tokens: int, requests: int) -> dict[str, float]:
+    """Time to first token less the mock's step cost, ms, one request at a time; each prompt is new.
+
+    Over one plain socket: an HTTP library in the client would take as long as the services do.
+    """
     settings = Settings()
-    added = []
-    for _ in range(requests):
-        stream = await _ask(session, words, 2)
-        steps = math.ceil(stream.prompt_tokens / settings.worker.max_batch_tokens)
-        cost_us = steps * settings.mock.step_us + stream.prompt_tokens * settings.mock.token_us
-        added.append(stream.first_s * 1e3 - cost_us / 1e3)
-    added.sort()
-    return {"p50": statistics.median(added), "p99": added[min(len(added) - 1, int(len(added) * 0.99))]}
+    steps = math.ceil(prompt_tokens / settings.worker.max_batch_tokens)
+    cost_s = (steps * settings.mock.step_us + prompt_tokens * settings.mock.token_us) / 1e6
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        added = sorted(_first_text_s(connection, prompt_tokens) - cost_s for _ in range(requests))
+    p99 = added[min(len(added) - 1, int(len(added) * 0.99))]
+    return {"p50": 1e3 * statistics.median(added), "p99": 1e3 * p99}
 
 
-async def _ask(session: aiohttp.ClientSession, prompt_tokens: int, tokens: int) -> Stream:
-    """One streamed completion; the prompt has `prompt_tokens` bytes, which are the mock's tokens."""
-    prompt = f"{time.perf_counter_ns():x} {TEXT * (1 + prompt_tokens // len(TEXT))}"[:prompt_tokens]
-    body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    body["stream_options"] = {"include_usage": True}
-    stream, began = Stream(), time.perf_counter()
-    async with session.post("/v1/completions", json=body) as response:
+def _first_text_s(connection: socket.socket, prompt_tokens: int) -> float:
+    body = json.dumps(_body(prompt_tokens, 2)).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: baton\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    began, first, seen = time.perf_counter(), 0.0, b""
+    connection.sendall(request)
+    while not seen.endswith(b"\r\n0\r\n\r\n"):
+        data = connection.recv(65_536)
+        seen += data
+        if not first and b"\ndata: {" in seen:
+            first = time.perf_counter() - began
+        if not data or not seen.startswith(b"HTTP/1.1 200"):
+            raise RuntimeError(f"the gateway answered {seen[:500].decode(errors='replace')!r}")
+    return first
+
+
+async def _ask(session: aiohttp.ClientSession, prompt_tokens: int, tokens: int) -> int:
+    """One streamed completion; returns how many tokens it had."""
+    counted = 0
+    async with session.post("/v1/completions", json=_body(prompt_tokens, tokens)) as response:
         if response.status != 200:
             raise RuntimeError(f"HTTP {response.status}: {(await response.text())[:500]}")
         async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            if not stream.first_s:
-                stream.first_s = time.perf_counter() - began
-            if b'"usage":{' in line or b'"usage": {' in line:
-                usage = json.loads(line[6:])["usage"]
-                stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-    if stream.tokens != tokens:
-        raise RuntimeError(f"asked for {tokens} tokens, got {stream.tokens}")
-    return stream
+            if line.startswith(b"data: {") and (b'"usage":{' in line or b'"usage": {' in line):
+                counted = json.loads(line[6:])["usage"]["completion_tokens"]
+    if counted != tokens:
+        raise RuntimeError(f"asked for {tokens} tokens, got {counted}")
+    return counted
+
+
+def _body(prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    """A new prompt of `prompt_tokens` bytes, which are the mock's tokens."""
+    prompt = f"{time.perf_counter_ns():x} {TEXT * (1 + prompt_tokens // len(TEXT))}"[:prompt_tokens]
+    body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return body | {"stream_options": {"include_usage": True}}
 
 
 def _around(supervisor: int) -> dict[str, int]:
@@ -221,7 +232,7 @@ def _use(pids: dict[str, int]) -> dict[str, Use]:
 
 
 def _print(figures: dict[str, Any], args: argparse.Namespace) -> None:
-    print("Added to the first token, one request at a time (client included, the mock's step cost taken off)")
+    print("Added to the first token, one request at a time (over a plain socket, less the mock's step cost)")
     for name, value in figures["added_ms"].items():
         print(f"  {name:<48} p50 {value['p50']:7.2f} ms   p99 {value['p99']:7.2f} ms")
     clients, rate = f"{args.clients} clients, {args.words} words", figures["tokens_per_s"]
