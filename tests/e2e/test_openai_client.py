@@ -209,7 +209,7 @@ def test_min_tokens_and_a_bias(client: OpenAI) -> None:
     assert delayed.usage and delayed.usage.completion_tokens == 5
 
 
-def test_tool_turns_are_rendered(client: OpenAI) -> None:
+def test_tool_turns_are_rendered(baton: Running, client: OpenAI) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
     messages: Any = [
         {"role": "user", "content": "use it"},
@@ -217,8 +217,10 @@ def test_tool_turns_are_rendered(client: OpenAI) -> None:
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
     ]
     answer = client.chat.completions.create(model="mock", messages=messages, max_tokens=4, temperature=0)
-    plain = [{"role": m["role"], "content": m["content"] or ""} for m in messages]
-    assert answer.choices[0].message.content == expected(chat_prompt(plain), 4)
+    _, told = baton.post("/tokenize", {"model": "mock", "messages": messages})
+    assert answer.choices[0].message.content == expected(told["tokens"], 4)
+    _, text = baton.post("/detokenize", {"model": "mock", "tokens": told["tokens"]})
+    assert '"a"' in text["prompt"] and "42" in text["prompt"]
 
 
 def test_errors_are_the_clients_own(client: OpenAI) -> None:
@@ -240,6 +242,43 @@ def test_models(client: OpenAI) -> None:
     assert client.models.retrieve("mock") == model
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")
+
+
+def test_text_to_tokens_and_back(baton: Running) -> None:
+    text = "Où est Paris ? 😀"
+    status, answer = baton.post("/tokenize", {"model": "mock", "prompt": text})
+    tokens = list(text.encode())
+    assert (status, answer) == (200, {"count": len(tokens), "max_model_len": 32_768, "tokens": tokens})
+    assert baton.post("/v1/detokenize", {"model": "mock", "tokens": tokens}) == (200, {"prompt": text})
+    _, answer = baton.post("/v1/tokenize", {"model": "mock", "messages": MESSAGES})
+    assert answer["tokens"] == chat_prompt(MESSAGES)
+    _, answer = baton.post("/detokenize", {"model": "mock", "tokens": answer["tokens"]})
+    assert answer["prompt"].startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {"model": "mock"}, 400, "prompt"),
+        ("/tokenize", {"model": "mock", "prompt": "a", "messages": MESSAGES}, 400, "prompt"),
+        ("/tokenize", {"model": "mock", "messages": []}, 400, "messages"),
+        ("/tokenize", {"model": "mock", "prompt": "x" * 5_000_000}, 400, "prompt"),
+        (
+            "/tokenize",
+            {"model": "mock", "prompt": "a", "add_special_tokens": False},
+            400,
+            "add_special_tokens",
+        ),
+        ("/tokenize", {"model": "other", "prompt": "a"}, 404, "model"),
+        ("/detokenize", {"model": "mock", "tokens": [99_999]}, 400, "tokens"),
+        ("/detokenize", {"model": "mock", "tokens": ["a"]}, 400, "tokens[0]"),
+    ],
+)
+def test_what_cannot_be_converted(
+    baton: Running, path: str, body: dict[str, Any], status: int, param: str
+) -> None:
+    answered, answer = baton.post(path, body)
+    assert (answered, answer["error"]["param"]) == (status, param)
 
 
 def test_ids_are_echoed_and_ours_inside(client: OpenAI) -> None:

@@ -80,7 +80,7 @@ class Generate(Message):
 
 
 class Encode(Message):
-    """Gateway -> tokenizer (a call): the tokens of this request's prompt. Answered `Encoded` or `Rejected`."""
+    """Gateway -> tokenizer (a call): this request's prompt as tokens. Answered `Encoded` or `Rejected`."""
 
     generate: Generate
 

@@ -6,11 +6,13 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
 from baton.bus.inbox import Inbox
 from baton.bus.pace import to_next
+from baton.protocol.base import Message
 from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, State
@@ -78,6 +80,25 @@ class Exchanges:
             self._live.pop(exchange.id, None)
             raise
         return exchange
+
+    async def call(self, model: str, message: Message, codec: Codec, *, timeout_s: float) -> Any:
+        """One call to any tokenizer of `model`; each is as good as the other.
+
+        Raises:
+            RequestError: no such model, nobody answers, or the answer is no.
+        """
+        for beat in self._candidates(model):
+            try:
+                return await self._bus.call(beat.subject, message, codec, timeout_s=timeout_s)
+            except NoResponder:
+                self._directory.exclude(beat.id, beat.epoch)
+            except CallRejected as error:
+                raise RequestError(error.failure) from error
+            except MalformedMessage as error:
+                raise RequestError(_TOO_LARGE) from error
+            except (BusDown, CallTimeout) as error:
+                raise RequestError(_BUS_LOST if isinstance(error, BusDown) else _BUSY) from error
+        raise RequestError(self._nobody(model))
 
     async def close(self, exchange: Exchange, reason: str) -> None:
         """The handler is done with it. Unless it has ended by itself, its owner is told. Idempotent."""

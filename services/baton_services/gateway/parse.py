@@ -15,7 +15,7 @@ from baton_services.gateway.schema import IGNORED, Common
 
 MAX_EXPLAINED = 2**20  # bytes: a larger body that is not JSON is not read a second time to say where
 
-T = TypeVar("T", bound=Common)
+T = TypeVar("T", bound=msgspec.Struct)
 
 _at = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 _lacks = re.compile(r"required field `([^`]+)`")

@@ -23,6 +23,7 @@ from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import web_app
 from baton_services.gateway.body import BODIES, Bodies, expect
+from baton_services.gateway.conversions import Converter
 from baton_services.gateway.errors import HttpError
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
@@ -104,10 +105,13 @@ class GatewayService:
             ],
         )
         app[BODIES] = Bodies(settings.max_body_mb * 2**20)
+        converter = Converter(self._exchanges)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (
                 ("/chat/completions", generator.chat),
                 ("/completions", generator.completions),
+                ("/tokenize", converter.tokenize),
+                ("/detokenize", converter.detokenize),
             ):
                 app.router.add_post(prefix + path, handler, expect_handler=expect)
             app.router.add_get(prefix + "/models", self._models)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -14,7 +16,7 @@ from baton.protocol.base import unpack_tokens
 from baton.protocol.errors import Code, RequestError
 from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
-from baton.protocol.sampling import MAX_STOP_IDS, Constraint, SamplingParams
+from baton.protocol.sampling import MAX_STOP_IDS, Constraint
 from baton.service.base import StartupError
 from baton.text.detokenizer import decode
 from baton.text.model_files import TextModel
@@ -33,13 +35,13 @@ SHRINK = 4
 class Preparer:
     """Makes live requests ready to be placed. Long texts are encoded in a thread."""
 
-    def __init__(self, text: TextModel, info: ModelInfo, threads: int) -> None:
+    def __init__(self, text: TextModel, info: ModelInfo, threads: int, tool_calls: str = "auto") -> None:
         self._text = text
         self.max_context = info.max_context
         longest = max(len(text.tokenizer.token_bytes(token)) for token in range(text.vocab_size))
         self._max_characters = info.max_context * longest * SHRINK
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encode")
-        self._forms = Forms(text)
+        self._forms = Forms(text, tool_calls)
 
     def live(self, generate: Generate) -> LiveRequest:
         answer = Answer(
@@ -60,20 +62,40 @@ class Preparer:
                 no room for an answer, or the answer's form cannot be kept.
         """
         started = time.monotonic()
-        characters = _characters(live.generate)
-        if characters > self._max_characters:
-            raise self._too_long(live, f"{characters} characters")
-        if characters <= INLINE_CHARS:
-            live.prompt = self._encode(live.generate)
-        else:
-            loop = asyncio.get_running_loop()
-            live.prompt = await loop.run_in_executor(self._pool, self._encode, live.generate)
-        self._check_ids(live.generate.sampling)
+        live.prompt = await self.encode(live.generate)
+        self._check_tokens(live.generate.sampling.logit_bias, "logit_bias")
+        self._check_tokens(live.generate.sampling.stop_token_ids, "stop_token_ids")
         live.reader = self._forms.reader(live.generate, live.prompt)
         self._limit(live, await self._forms.constraint(live.generate, live.prompt))
         if live.generate.echo:
             live.answer.echo(self._text_of(live))
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
+
+    async def encode(self, generate: Generate) -> list[int]:
+        """The prompt's tokens.
+
+        Raises:
+            RequestError: the template refuses the messages, a token id is out of range, or the prompt is
+                hopelessly long.
+        """
+        characters = _characters(generate)
+        if characters > self._max_characters:
+            raise self._too_long(generate, f"{characters} characters")
+        if characters <= INLINE_CHARS:
+            return self._encode(generate)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, generate)
+
+    async def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, special ones included.
+
+        Raises:
+            RequestError: an id is out of range.
+        """
+        self._check_tokens(tokens, "tokens")
+        work = partial(decode, self._text.tokenizer, tokens, skip_special=False)
+        if len(tokens) <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -93,26 +115,20 @@ class Preparer:
         if generate.prompt is not None:
             return self._text.tokenizer.encode_prompt(generate.prompt)
         tokens = unpack_tokens(generate.prompt_tokens or b"").tolist()
+        self._check_tokens(tokens, "prompt")
+        return tokens
+
+    def _check_tokens(self, tokens: Iterable[int], param: str) -> None:
         vocab = self._text.tokenizer.vocab_size
         bad = next((token for token in tokens if token >= vocab), None)
         if bad is not None:
-            raise RequestError.of(
-                Code.INVALID_REQUEST, f"token id {bad} is not in the vocabulary of {vocab}", param="prompt"
-            )
-        return tokens
+            words = f"{param}: token id {bad} is not in the vocabulary of {vocab}"
+            raise RequestError.of(Code.INVALID_REQUEST, words, param=param)
 
     def _text_of(self, live: LiveRequest) -> str:
         """The prompt as its sender knows it."""
         given = live.generate.prompt
         return decode(self._text.tokenizer, live.prompt, continues=True) if given is None else given
-
-    def _check_ids(self, asked: SamplingParams) -> None:
-        vocab = self._text.tokenizer.vocab_size
-        for param, ids in (("logit_bias", asked.logit_bias), ("stop_token_ids", asked.stop_token_ids)):
-            bad = next((token for token in ids if token >= vocab), None)
-            if bad is not None:
-                words = f"{param}: token id {bad} is not in the vocabulary of {vocab}"
-                raise RequestError.of(Code.INVALID_REQUEST, words, param=param)
 
     def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
         asked, context = live.generate.sampling, self.max_context
@@ -122,7 +138,7 @@ class Preparer:
             raise RequestError.of(Code.INVALID_REQUEST, words, param=_source(live.generate))
         if used + max(asked.max_tokens, 1) > context:
             wanted = f" and {asked.max_tokens} were asked for as answer" if asked.max_tokens else ""
-            raise self._too_long(live, f"{used}{wanted}")
+            raise self._too_long(live.generate, f"{used}{wanted}")
         eos = [] if asked.ignore_eos else self._text.tokenizer.eos_ids
         stop_ids = list(dict.fromkeys([*asked.stop_token_ids, *eos]))[:MAX_STOP_IDS]
         live.sampling = msgspec.structs.replace(
@@ -132,9 +148,9 @@ class Preparer:
             constraint=constraint,
         )
 
-    def _too_long(self, live: LiveRequest, what: str) -> RequestError:
+    def _too_long(self, generate: Generate, what: str) -> RequestError:
         words = f"this model's context is {self.max_context} tokens; the prompt has {what}"
-        return RequestError.of(Code.CONTEXT_LENGTH, words, param=_source(live.generate))
+        return RequestError.of(Code.CONTEXT_LENGTH, words, param=_source(generate))
 
 
 def _source(generate: Generate) -> str:

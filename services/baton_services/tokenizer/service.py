@@ -13,10 +13,20 @@ from baton.protocol import subjects
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, State
-from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextDelta
+from baton.protocol.request import (
+    Accepted,
+    CancelRequest,
+    Decode,
+    Encode,
+    Generate,
+    Inquire,
+    Rejected,
+    TextDelta,
+)
 from baton.protocol.work import Cancel, Drain, Leaving, TokenBatch, Tokens
 from baton.service.host import ServiceHost
 from baton.telemetry.logs import get_logger
+from baton_services.tokenizer.conversions import Conversions
 from baton_services.tokenizer.dispatch import Dispatcher
 from baton_services.tokenizer.figures import Figures
 from baton_services.tokenizer.live import LiveRequest
@@ -50,9 +60,14 @@ class TokenizerService:
         """Loads the tokenizer and template, then serves."""
         host = self._host
         text, info = await asyncio.to_thread(load_text, host.settings)
-        self._preparer = Preparer(text, info, host.settings.tokenizer.threads)
+        self._preparer = Preparer(
+            text, info, host.settings.tokenizer.threads, host.settings.tokenizer.tool_calls
+        )
         self._group = group
-        requests = await self._bus.inbox(host.subject, Generate, CancelRequest, Inquire, Drain)
+        self._conversions = Conversions(self._preparer, group.create_task)
+        requests = await self._bus.inbox(
+            host.subject, Generate, CancelRequest, Inquire, Encode, Decode, Drain
+        )
         tokens = await self._bus.inbox(self._tokens_subject, TokenBatch, Leaving)
         self._replays = Replays(self._dispatcher, group.create_task, self._end_with)
         vigil = self._vigil = Vigil(self._live, self._bus, host.directory, self._replays, end=self._end_with)
@@ -95,6 +110,8 @@ class TokenizerService:
                 case Inquire(request=request):
                     known = request in self._live
                     await delivery.respond(Accepted() if known else _reject(Code.STALE, "not owned here"))
+                case Encode() | Decode():
+                    await self._conversions.take(delivery)
                 case Drain(grace_ms=grace_ms):
                     await delivery.respond(Accepted())
                     self._host.request_drain(grace_ms)
