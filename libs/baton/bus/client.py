@@ -25,6 +25,8 @@ from baton.protocol.codec import MAX_MESSAGE_BYTES
 _log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_S = 0.05
+BACKOFF_EARLY_S = 0.2
+EARLY_TRIES = 11  # which take about two seconds
 BACKOFF_MOST_S = 1.0
 CONNECT_TIMEOUT_S = 2
 PING_INTERVAL_S = 1
@@ -37,7 +39,11 @@ Receiver = Callable[[Msg], None]
 
 
 class Backoff:
-    """Waits between attempts: 50 ms, doubled up to 1 s, each shortened by up to a quarter at random."""
+    """Waits between attempts: from 50 ms to 1 s, each shortened by up to a quarter at random.
+
+    No wait of the first two seconds is longer than 0.2 s: a bus that is back by then was only a pause, and
+    finding it late would end what is live.
+    """
 
     def __init__(self) -> None:
         self._tries = 0
@@ -50,7 +56,9 @@ class Backoff:
         return self._tries
 
     def next_s(self) -> float:
-        delay = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2 ** min(self._tries, 16))
+        early = min(BACKOFF_EARLY_S, BACKOFF_FIRST_S * 2 ** min(self._tries, 16))
+        late = BACKOFF_EARLY_S * 2 ** min(self._tries - EARLY_TRIES, 16)
+        delay = early if self._tries <= EARLY_TRIES else min(BACKOFF_MOST_S, late)
         self._tries += 1
         return delay * random.uniform(0.75, 1.0)
 
