@@ -141,6 +141,7 @@ class Inbound:
                 self._end(receipt, "the sender is gone")
 
     def _end(self, receipt: Receipt, reason: str) -> None:
+        receipt.unwanted = True
         receipt.end(reason)
         del self._open[receipt.offer.request]
         self._ending += 1

@@ -27,6 +27,7 @@ class Receipt:
     committed_at: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     pull: asyncio.Future[PullStats] | None = None  # the copy under way
+    unwanted: bool = False  # given up because nobody wants it any more; no fault
     bytes: int = 0
     seconds: float = 0.0
     transport: str = ""

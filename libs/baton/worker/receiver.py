@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import msgspec
@@ -66,7 +67,8 @@ class Receiver:
                 await receipt.reply.respond(done)
             return
         offer, reason = receipt.offer, receipt.handoff.reason
-        log.warning("hand-off of %s from %s failed: %s", offer.request, offer.sender, reason)
+        level = logging.DEBUG if receipt.unwanted else logging.WARNING
+        log.log(level, "hand-off of %s from %s failed: %s", offer.request, offer.sender, reason)
         if receipt.reply is not None:
             failure = Failure(code=Code.TRANSFER_FAILED, message=reason)
             await receipt.reply.respond(Refused(failure=failure))

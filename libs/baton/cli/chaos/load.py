@@ -37,6 +37,7 @@ class Request:
     first_s: float = 0.0  # until the first piece of its answer
     seconds: float = 0.0
     left: bool = False  # its client went away on purpose
+    ended: bool = False  # its last piece has come
 
     @property
     def lost(self) -> bool:
@@ -44,7 +45,7 @@ class Request:
 
     @property
     def wrong(self) -> bool:
-        return not self.error and not self.left and self.text != self.expected
+        return self.ended and self.text != self.expected
 
 
 def make(count: int, *, model: str, seed: int, tokens: int, longest: int) -> list[Request]:
@@ -145,7 +146,6 @@ class Load:
 
     async def _stream(self, session: aiohttp.ClientSession, url: str, request: Request) -> None:
         before = time.monotonic()
-        ended = False
         async with session.post(f"{url}/v1/completions", json=request.body) as answer:
             if answer.status != 200:
                 raise Cut(f"{answer.status} {(await answer.text())[:200]}")
@@ -157,14 +157,14 @@ class Load:
                 request.slowest_s = max(request.slowest_s, now - before)
                 before = now
                 if line.strip() == b"data: [DONE]":
-                    ended = True
+                    request.ended = True
                     break
                 piece = json.loads(line[6:])
                 if "error" in piece:
                     raise Cut(f"error in the stream: {piece['error']}")
                 if piece["choices"]:
                     request.text += piece["choices"][0]["text"]
-        if not ended:
+        if not request.ended:
             raise Cut("the stream ended without [DONE]")
 
 

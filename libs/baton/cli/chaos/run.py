@@ -130,6 +130,7 @@ async def _undisturbed(load: Load, requests: list[Request]) -> None:
         if request.error:
             raise StageError(f"request {request.index} failed before anything was done: {request.error}")
         request.expected, request.text, request.slowest_s = request.text, "", 0.0
+        request.ended = False
     load.done = 0
 
 

@@ -23,6 +23,8 @@ BACK_S = 5.0  # so long after its return the next request succeeds
 READY_AGAIN_S = 2.0  # every process has found the bus again by then
 TEN_S = 10.0
 FLOOD_S = 100  # requests in a second; 8 places make about 12
+ROUNDS = 3
+GROWTH = 1.2  # of all processes together, from the first round to the last
 MAX_WAIT_S = 2.0
 SLACK_S = 2.0
 
@@ -160,16 +162,22 @@ async def long_outage(run: Run) -> None:
 
 
 async def cancel(run: Run) -> None:
-    """As many clients again that leave at random moments."""
+    """As many clients again, three times, leave at random moments; memory does not grow with the rounds."""
     rng = random.Random(5)
-    doomed = [Request(-1, dict(request.body) | {"max_tokens": 2_000}) for request in run.requests]
+    sizes = []
 
     async def one(request: Request) -> None:
-        await asyncio.sleep(rng.uniform(0.0, len(doomed) / 40))
+        await asyncio.sleep(rng.uniform(0.0, len(run.requests) / 40))
         await leave_early(run.load, request, rng.uniform(0.0, 0.5))
         run.blows += 1
 
-    await asyncio.gather(*(one(request) for request in doomed))
+    for _ in range(ROUNDS):
+        doomed = [Request(-1, dict(request.body) | {"max_tokens": 2_000}) for request in run.requests]
+        await asyncio.gather(*(one(request) for request in doomed))
+        sizes.append(sum(run.stage.memory().values()))
+    run.notes.append(f"memory after each round: {', '.join(f'{size >> 20} MB' for size in sizes)}")
+    if sizes[-1] > sizes[0] * GROWTH:
+        raise StageError(f"memory grows: {run.notes[-1]}")
 
 
 async def cut_links(run: Run) -> None:
@@ -288,7 +296,7 @@ SCENARIOS = {
         Scenario("router", "the router is killed, with a standby", kill_router, _SEVERAL | {Role.ROUTER: 2}),
         Scenario("cut", "no bytes from prefill to decode for 2 s", cut_links, _SEVERAL, proxied=True),
         Scenario("full", "decode pools are full", nothing, {Role.PREFILL: 2, Role.DECODE: 1}, _small_pool),
-        Scenario("cancel", "as many clients leave at any moment", cancel, {Role.PREFILL: 2, Role.DECODE: 2}),
+        Scenario("cancel", "clients leave at any moment", cancel, {Role.PREFILL: 2, Role.DECODE: 2}),
         Scenario("overload", "ten times what it can do is asked for", overload, _ONE, _few_places),
         Scenario("bus1", "nats-server is gone for 1 s", short_outage, _SEVERAL),
         Scenario("bus10", "nats-server is gone for 10 s", long_outage, _SEVERAL),

@@ -159,11 +159,12 @@ class Stage:
         return len(list((self.folder / "shm").iterdir()))
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of each process."""
+        """Resident bytes of each process, what it shares left out: pages of KV pools fill with use."""
         sizes = {}
         for id, child in self.children.items():
             with contextlib.suppress(psutil.Error):
-                sizes[id] = psutil.Process(child.pid).memory_info().rss
+                info = psutil.Process(child.pid).memory_info()
+                sizes[id] = info.rss - getattr(info, "shared", 0)
         return sizes
 
     # --- hurting -------------------------------------------------------------------------------------
