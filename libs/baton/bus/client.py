@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client, Server
@@ -16,11 +14,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport
 
-from baton.bus.errors import BusDown, BusRefused
 from baton.bus.pace import to_next
 from baton.bus.wire import Deliver, Wire, read_headers
-from baton.config.settings import BusSettings
-from baton.protocol.codec import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +23,11 @@ BACKOFF_FIRST_S = 0.05
 BACKOFF_EARLY_S = 0.2
 EARLY_TRIES = 11  # which take about two seconds
 BACKOFF_MOST_S = 1.0
-CONNECT_TIMEOUT_S = 2
 PING_INTERVAL_S = 1
 PINGS_OUT = 2
 END_TIMEOUT_S = 2.0
 WRITE_MOST = 65_536  # unsent bytes up to which a message is written at once
 
-ErrorCallback = Callable[[Exception], Awaitable[None]]
 Receiver = Callable[[Msg], None]
 
 
@@ -77,6 +70,8 @@ class BusClient(Client):
         self._lost = lost
         self._receivers: dict[int, Deliver] = {}  # by subscription id
         self._socket: asyncio.WriteTransport | None = None  # while it can be written to past nats-py
+        self._ready: list[bytes] = []  # to be written at the end of this turn of the event loop
+        self._ready_bytes = 0
         self.backoff = Backoff()
 
     async def receive(self, subject: str, receiver: Receiver) -> Subscription:
@@ -94,7 +89,7 @@ class BusClient(Client):
     async def publish(
         self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
-        """As nats-py's; a plain message goes to the socket at once while nothing waits before it."""
+        """As nats-py's; plain messages of one turn of the event loop go out in one write at its end."""
         socket, names = self._socket, f"{subject} {reply} " if reply else f"{subject} "
         plain = not headers and names.isprintable() and names.count(" ") == (2 if reply else 1)
         if (
@@ -104,13 +99,22 @@ class BusClient(Client):
             or self._pending
             or not self.is_connected
             or len(payload) > self._max_payload
-            or socket.get_write_buffer_size() > WRITE_MOST
+            or self._ready_bytes + socket.get_write_buffer_size() > WRITE_MOST
         ):
+            self._write_ready()
             await super().publish(subject, payload, reply, headers)
-        else:
-            self.stats["out_msgs"] += 1
-            self.stats["out_bytes"] += len(payload)
-            socket.write(b"PUB %b%d\r\n%b\r\n" % (names.encode(), len(payload), payload))
+            return
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._write_ready)
+        self._ready.append(b"PUB %b%d\r\n%b\r\n" % (names.encode(), len(payload), payload))
+        self._ready_bytes += len(payload)
+
+    def _write_ready(self) -> None:
+        ready, self._ready, self._ready_bytes = self._ready, [], 0
+        if ready and self._socket is not None:
+            self._socket.write(b"".join(ready))
 
     async def _process_connect_init(self) -> None:
         await super()._process_connect_init()
@@ -143,6 +147,7 @@ class BusClient(Client):
 
     async def _attempt_reconnect(self) -> None:
         self._socket = None
+        self._write_ready()
         self._lost()
         # What was not sent when the connection broke is not sent later: its callers have been told.
         self._pending = []
@@ -197,116 +202,3 @@ class BusClient(Client):
         transport = self._transport
         if isinstance(transport, TcpTransport) and transport._io_writer is not None:
             transport._io_writer.transport.abort()
-
-
-def shown(url: str) -> str:
-    """A server list as it may be shown: scheme, host and port, never credentials."""
-    places = []
-    for one in url.split(","):
-        parts = urlsplit(one.strip() if "://" in one else f"nats://{one.strip()}")
-        try:
-            port = parts.port or 4222
-        except ValueError:
-            places.append("(not a URL)")
-        else:
-            places.append(f"{parts.scheme}://{parts.hostname or '(no host)'}:{port}")
-    return ",".join(places)
-
-
-async def connect_client(
-    settings: BusSettings,
-    *,
-    name: str,
-    wait_s: float,
-    lost: Callable[[], None],
-    reconnected: Callable[[], Awaitable[None]],
-    error: ErrorCallback,
-) -> BusClient:
-    """A connected client, after as many attempts as fit in `wait_s`.
-
-    Raises:
-        BusRefused: the server refuses the credentials, or takes messages of less than 8 MB.
-        BusDown: no server was reached in time.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_s
-    backoff = Backoff()
-    place = shown(settings.url)
-    if "(" in place:
-        raise BusRefused(f"bus.url names no server ({place}): it looks like nats://127.0.0.1:4222")
-    for attempt in itertools.count():
-        client = BusClient(lost)
-        cause = await _try(client, settings, name, reconnected, max(0.1, deadline - loop.time()))
-        if cause is None and client.max_payload >= MAX_MESSAGE_BYTES:
-            client._error_cb = error
-            return client
-        client.abort()
-        await client.close()
-        if cause is None:
-            raise BusRefused(
-                f"the NATS server at {place} takes messages of {client.max_payload} bytes at most,"
-                f" Baton needs {MAX_MESSAGE_BYTES}: set `max_payload: 8MB` in the server's configuration"
-            )
-        if "authorization violation" in cause.lower():
-            raise BusRefused(
-                f"the NATS server at {place} refuses the credentials of user {settings.user!r}:"
-                " set bus.user and bus.password (BATON_BUS_USER, BATON_BUS_PASSWORD) to those of the server"
-            )
-        delay = backoff.next_s()
-        if loop.time() + delay >= deadline:
-            raise BusDown(
-                f"no NATS server at {place} after {wait_s:g} s ({cause}):"
-                " start it (`baton up` does), or name the right one with bus.url (BATON_BUS_URL)"
-            )
-        if attempt == 0:
-            _log.info("waiting for the NATS server at %s (%s)", place, cause)
-        await asyncio.sleep(delay)
-    raise AssertionError("unreachable")
-
-
-async def _try(
-    client: BusClient,
-    settings: BusSettings,
-    name: str,
-    reconnected: Callable[[], Awaitable[None]],
-    timeout_s: float,
-) -> str | None:
-    """One attempt to connect. None, or why it failed."""
-    causes: list[Exception] = []
-
-    async def report(cause: Exception) -> None:
-        causes.append(cause)
-
-    try:
-        async with asyncio.timeout(timeout_s):
-            await client.connect(
-                servers=[one.strip() for one in settings.url.split(",")],
-                name=name,
-                error_cb=report,
-                reconnected_cb=reconnected,
-                reconnect_to_server_handler=client.choose,
-                allow_reconnect=False,  # for this attempt: nats-py would retry a wrong password for ever
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                connect_timeout=CONNECT_TIMEOUT_S,
-                ping_interval=PING_INTERVAL_S,
-                max_outstanding_pings=PINGS_OUT,
-                pending_size=-1,
-                user=settings.user or None,
-                password=settings.password if settings.user else None,
-            )
-    except (OSError, nats.errors.Error) as last:
-        return _words(causes[-1] if isinstance(last, nats.errors.NoServersError) and causes else last)
-    if not client.is_connected:
-        return "the server closed the connection"
-    client.options["allow_reconnect"] = True
-    client.options["max_reconnect_attempts"] = -1
-    return None
-
-
-def _words(cause: Exception) -> str:
-    if isinstance(cause, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(cause, TimeoutError):
-        return "no answer"
-    return str(cause) or type(cause).__name__

@@ -13,7 +13,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
-from baton.bus.client import BACKOFF_MOST_S, BusClient, Receiver, connect_client, shown
+from baton.bus.client import BACKOFF_MOST_S, BusClient, Receiver
+from baton.bus.connecting import connect_client, shown
 from baton.bus.errors import BusDown, BusRefused, CallRejected, CallTimeout, NoResponder
 from baton.bus.inbox import LIMIT, Inbox
 from baton.bus.replies import Replies, is_503

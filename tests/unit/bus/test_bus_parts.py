@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton.bus.client import BACKOFF_FIRST_S, BACKOFF_MOST_S, Backoff, shown
+from baton.bus.client import BACKOFF_FIRST_S, BACKOFF_MOST_S, Backoff
+from baton.bus.connecting import shown
 from baton.bus.replies import Replies, is_watched
 from baton.bus.server import EmbeddedServer, _quote
 
