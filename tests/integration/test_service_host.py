@@ -139,7 +139,7 @@ async def test_heartbeats_come_each_second_and_at_once_when_asked(start: Start, 
     loop = asyncio.get_running_loop()
     before = loop.time()
     beats = [await probe.beat() for _ in range(3)]
-    assert 1.5 < loop.time() - before < 6
+    assert 0.9 < loop.time() - before < 6  # one for an `Ask`, and the next full second may be near
     assert [beat.seq for beat in beats] == [first.seq + n for n in (1, 2, 3)]
     assert beats[-1].load is not None and beats[0].load is not None
     assert beats[-1].load.running == beats[0].load.running + 2, "refreshed before each heartbeat"
