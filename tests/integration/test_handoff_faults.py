@@ -53,9 +53,12 @@ async def test_a_full_decode_worker_refuses_and_another_one_takes_it(rig: Rig) -
     decode.engine.give_back(held)
 
 
-async def test_workers_of_different_fingerprints_refuse_each_other_loudly(rig: Rig) -> None:
+async def test_workers_of_different_fingerprints_refuse_each_other_loudly(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     prefill = await rig.add(Role.PREFILL)
     decode = await rig.add(Role.DECODE, mock__block_bytes=8_192)
+    await until(lambda: caplog.text.count("no KV blocks go between the two") == 2)  # each says it, at once
     await rig.player.run(prefill, "r", TOKENS, TWENTY, decode=decode)
     failure = await rig.player.failure("r")
     assert failure.code is Code.FINGERPRINT

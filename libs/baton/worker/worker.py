@@ -54,6 +54,7 @@ class Worker:
     def __init__(self, host: ServiceHost) -> None:
         self._host = host
         self._bus = host.bus
+        self._strangers: set[int] = set()  # epochs of live workers with another fingerprint
         self._unreported = 0  # tokens scheduled since the last heartbeat
 
     # --- life ----------------------------------------------------------------------------------------
@@ -212,7 +213,9 @@ class Worker:
 
     def _peer_changed(self, beat: Heartbeat, kind: str) -> None:
         if kind != "left":
+            self._compare(beat)
             return
+        self._strangers.discard(beat.epoch)
         if beat.role is Role.TOKENIZER:
             self._tokenizer_gone(subjects.tokens(beat.model, beat.id, beat.epoch))
         elif beat.role in (Role.PREFILL, Role.DECODE):
@@ -222,6 +225,19 @@ class Worker:
             for job in self._jobs:
                 if job.target is not None and (job.target.id, job.target.epoch) == (beat.id, beat.epoch):
                     self._spawn(self._jobs.fail(job, gone))
+
+    def _compare(self, beat: Heartbeat) -> None:
+        """Says it once when a worker of this model cannot be a partner of ours; routers will not pair us."""
+        mine, info = self._engine.config.fingerprint, beat.worker
+        if info is not None and info.fingerprint != mine and beat.epoch not in self._strangers:
+            self._strangers.add(beat.epoch)
+            log.error(
+                "worker %s computes with %s, this one with %s: no KV blocks go between the two (are model,"
+                " dtypes and block size the same?)",
+                beat.id,
+                info.fingerprint,
+                mine,
+            )
 
     def _bus_changed(self, up: bool) -> None:
         """What peers said meanwhile is lost, also that they gave a hand-off up: each begins anew."""
