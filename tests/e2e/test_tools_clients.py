@@ -1,4 +1,4 @@
-"""Structured output and tool calls through the clients that people have: openai's helpers and instructor.
+"""Structured output and tool calls through the helpers of openai's own client.
 
 On the mock engine, which knows nothing of JSON or tools: only the grammars make its answers fit.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-import instructor
 import openai
 import pytest
 from openai import OpenAI
@@ -253,25 +252,3 @@ def test_tools_that_cannot_be(client: OpenAI, fields: Any, param: str, words: st
         client.chat.completions.create(model="mock", messages=MESSAGES, max_tokens=4, **fields)
     assert refused.value.param == param
     assert words in refused.value.message
-
-
-@pytest.mark.parametrize(
-    "mode", [instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA]
-)
-def test_instructor(client: OpenAI, mode: instructor.Mode) -> None:
-    made: Any = instructor.from_openai(client, mode=mode)
-    thing = made.chat.completions.create(
-        model="mock", messages=MESSAGES, response_model=Thing, max_retries=0, temperature=1.0, seed=7
-    )
-    assert isinstance(thing, Thing)
-
-
-def test_instructor_partial(client: OpenAI) -> None:
-    made: Any = instructor.from_openai(client)
-    things = list(
-        made.chat.completions.create_partial(
-            model="mock", messages=MESSAGES, response_model=Span, max_retries=0, temperature=1.0, seed=7
-        )
-    )
-    assert len(things) > 3
-    Span.model_validate(things[-1].model_dump())
