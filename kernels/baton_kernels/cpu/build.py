@@ -66,6 +66,12 @@ def available(cache_dir: Path) -> bool:
     return compiler() is not None or _newest(cache_dir, best_variant()) is not None
 
 
+def is_built(cache_dir: Path) -> bool:
+    """Whether `build` would return at once."""
+    command = compiler()
+    return command is None or _place(cache_dir, best_variant(), command).exists()
+
+
 def build(cache_dir: Path, variant: Variant | None = None) -> Path:
     """The shared library of a variant, compiled unless it is kept already.
 
@@ -85,16 +91,14 @@ def build(cache_dir: Path, variant: Variant | None = None) -> Path:
                 "no C++ compiler for the CPU kernels: install g++ or clang++, or use --engine torch"
             )
         return kept
-    flags = [*_VARIANT_FLAGS[variant], *_FLAGS]
-    tag = hashlib.blake2b(f"{_version(tuple(command))} {flags}".encode(), digest_size=4).hexdigest()
-    path = _folder(cache_dir) / f"{_stem(variant)}-{tag}.so"
+    path = _place(cache_dir, variant, command)
     if path.exists():
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.exists():
-                _compile([*command, *flags], path)
+                _compile([*command, *_VARIANT_FLAGS[variant], *_FLAGS], path)
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be kept in {path.parent}: {error}") from error
     return path
@@ -133,6 +137,12 @@ def _files() -> list[Path]:
 
 def _folder(cache_dir: Path) -> Path:
     return cache_dir / "kernels"
+
+
+def _place(cache_dir: Path, variant: Variant, command: list[str]) -> Path:
+    made_by = f"{_version(tuple(command))} {_VARIANT_FLAGS[variant]} {_FLAGS}"
+    tag = hashlib.blake2b(made_by.encode(), digest_size=4).hexdigest()
+    return _folder(cache_dir) / f"{_stem(variant)}-{tag}.so"
 
 
 def _stem(variant: Variant) -> str:

@@ -42,14 +42,14 @@ class PlaneBuffer {
     bytes_.reserve(groups * GROUP);
     scale_.reserve(groups);
     weighted_.reserve(groups);
-    sum_.reserve(groups);
+    sum128_.reserve(groups);
   }
-  Plane view() const { return {bytes_.get(), scale_.get(), weighted_.get(), sum_.get()}; }
+  Plane view() const { return {bytes_.get(), scale_.get(), weighted_.get(), sum128_.get()}; }
 
  private:
   Buffer<int8_t> bytes_;
   Buffer<float> scale_, weighted_;
-  Buffer<int32_t> sum_;
+  Buffer<int32_t> sum128_;
 };
 
 class QuantisedBuffer {

@@ -20,7 +20,7 @@ struct Plane {
   int8_t* bytes;
   float* scale;
   float* weighted;  // scale * sum: what a constant under the weights adds
-  int32_t* sum;
+  int32_t* sum128;  // 128 * sum
 };
 
 struct Quantised {
@@ -63,7 +63,7 @@ inline void quantise_group(F8 x[4], float scale, float inverse, const Plane& to,
   istore(reinterpret_cast<int32_t*>(words), total);
   for (int i = 0; i < 8; i++) sum += words[i];
   to.scale[at] = scale;
-  to.sum[at] = int32_t(sum);
+  to.sum128[at] = int32_t(sum << 7);
   to.weighted[at] = scale * float(int32_t(sum));
 }
 

@@ -63,6 +63,7 @@ inline void store_halves(uint16_t* p, F8 a) {
 
 inline I8 izero() { return {_mm256_setzero_si256()}; }
 inline I8 ispread(int32_t x) { return {_mm256_set1_epi32(x)}; }
+inline I8 ispread_at(const int32_t* p) { return ispread(*p); }
 inline I8 iadd(I8 a, I8 b) { return {_mm256_add_epi32(a.v, b.v)}; }
 inline I8 isub(I8 a, I8 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 template <int BITS>
@@ -89,7 +90,11 @@ inline S16 dot_pairs(B32 w, const int8_t* four) {
   return {_mm256_maddubs_epi16(w.v, _mm256_set1_epi32(word))};
 }
 inline S16 add16(S16 a, S16 b) { return {_mm256_add_epi16(a.v, b.v)}; }
-inline I8 fold_pairs(S16 a) { return {_mm256_madd_epi16(a.v, _mm256_set1_epi16(1))}; }
+// FACTOR times the sum of each pair.
+template <int FACTOR>
+inline I8 fold_pairs(S16 a) {
+  return {_mm256_madd_epi16(a.v, _mm256_set1_epi16(FACTOR))};
+}
 
 // Lane sums of four vectors, ((0+1)+(2+3)) + ((4+5)+(6+7)).
 inline void sums_of_four(F8 a, F8 b, F8 c, F8 d, float* out) {

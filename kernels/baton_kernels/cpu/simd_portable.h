@@ -70,6 +70,7 @@ inline void store_halves(uint16_t* p, F8 a) {
 // Integers wrap, as the vector instructions do.
 inline int32_t wrapped(uint32_t x) { return int32_t(x); }
 inline I8 ispread(int32_t x) { BATON_EACH(I8, 8, x); }
+inline I8 ispread_at(const int32_t* p) { return ispread(*p); }
 inline I8 izero() { return ispread(0); }
 inline I8 iadd(I8 a, I8 b) { BATON_EACH(I8, 8, wrapped(uint32_t(a.v[i]) + uint32_t(b.v[i]))); }
 inline I8 isub(I8 a, I8 b) { BATON_EACH(I8, 8, wrapped(uint32_t(a.v[i]) - uint32_t(b.v[i]))); }
@@ -90,7 +91,10 @@ inline S16 dot_pairs(B32 w, const int8_t* four) {
   BATON_EACH(S16, 16, int16_t(w.v[2 * i] * four[(2 * i) & 3] + w.v[2 * i + 1] * four[(2 * i + 1) & 3]));
 }
 inline S16 add16(S16 a, S16 b) { BATON_EACH(S16, 16, int16_t(a.v[i] + b.v[i])); }
-inline I8 fold_pairs(S16 a) { BATON_EACH(I8, 8, int32_t(a.v[2 * i]) + int32_t(a.v[2 * i + 1])); }
+template <int FACTOR>
+inline I8 fold_pairs(S16 a) {
+  BATON_EACH(I8, 8, FACTOR * (int32_t(a.v[2 * i]) + int32_t(a.v[2 * i + 1])));
+}
 
 inline float tree_sum(const float* v) {
   return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from baton.cli.supervisor import plan, preflight
     from baton.models.errors import ModelError
+    from baton.runner.native_choice import have_kernels
 
     settings = load_settings(args)
     if args.prefill + args.decode == 0:
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         notes += preflight.check_space(settings, args.prefill + args.decode)
         if settings.worker.engine != "mock":
             _have_model(settings)
+            have_kernels(settings)
     except (preflight.NotPossible, ModelError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -46,7 +46,10 @@ class ModelSettings(Section):
     cache_dir: Annotated[str, Meta(description="where pulled models lie; empty: ~/.cache/baton")] = ""
     dtype: Annotated[
         Literal["auto", "float32", "float16"],
-        Meta(description="weights; auto: float16 where the CPU has a fast path, else float32"),
+        Meta(
+            description="weights; auto: as the file has them, or 8 bit in groups (native); "
+            "float16, or float32 where that is slow (torch)"
+        ),
     ] = "auto"
     kv_dtype: Annotated[
         Literal["auto", "float32", "float16"],
@@ -58,8 +61,11 @@ class ModelSettings(Section):
 
 class WorkerSettings(Section):
     engine: Annotated[
-        Literal["torch", "native", "mock"],
-        Meta(description="torch; native: C++ kernels for CPUs; mock: no model, only its cost model"),
+        Literal["auto", "native", "torch", "mock"],
+        Meta(
+            description="native: C++ kernels for CPUs; torch; mock: no model, only its cost model; "
+            "auto: native where it can be, else torch"
+        ),
     ] = "torch"
     threads: Annotated[
         Count, Meta(description="compute threads; 0: the machine's cores shared among its workers")

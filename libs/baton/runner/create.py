@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from baton.runner.constrained import ConstrainedRunner
 
 if TYPE_CHECKING:
     from baton.text.grammar.states import GrammarStates
+
+log = logging.getLogger(__name__)
 
 
 def create(settings: Settings) -> ConstrainedRunner:
@@ -29,13 +32,34 @@ def _create(settings: Settings) -> Runner:
         from baton.runner.mock import MockRunner
 
         return MockRunner(settings)
-    if settings.worker.engine == "native":
-        from baton.runner.native_runner import NativeRunner
-
-        return NativeRunner(settings)
+    if settings.worker.engine in ("auto", "native"):
+        native = _create_native(settings)
+        if native is not None:
+            return native
     # Read when torch loads OpenMP: waiting threads spin about 20 us, then sleep. Where workers share cores,
     # longer spinning keeps the thread that is waited for off its core (measured: 24 s for a step of 0.6 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from baton.runner.torch_runner import TorchRunner
 
     return TorchRunner(settings)
+
+
+def _create_native(settings: Settings) -> Runner | None:
+    """The native runner; None where `auto` has to do without it, which is told in one line."""
+    from baton.models.errors import UnsupportedModel
+    from baton.runner.native_choice import reason_against
+    from baton_kernels.cpu.build import BuildError
+
+    wanted = settings.worker.engine == "native"
+    reason = "" if wanted else reason_against(settings)
+    if not reason:
+        from baton.runner.native_runner import NativeRunner
+
+        try:
+            return NativeRunner(settings)
+        except (BuildError, UnsupportedModel) as error:
+            if wanted:
+                raise
+            reason = str(error)
+    log.warning("torch engine, several times slower than the native one: %s", reason)
+    return None

@@ -69,9 +69,7 @@ def pack_blocks(kind: GgmlType, raw: Bytes, rows: int, columns: int, name: str) 
                 return _pack_affine(kind, raw, rows, columns)
         return quantise(dequantise(kind, raw, (rows, columns)))
     except ValueError as error:
-        raise UnsupportedModel(
-            f"tensor {name!r}: {error}: use --engine torch --model-dtype float32"
-        ) from error
+        raise _too_large(name, error) from error
 
 
 def pack_floats(weight: Floats, name: str) -> PackedMatrix:
@@ -83,9 +81,7 @@ def pack_floats(weight: Floats, name: str) -> PackedMatrix:
     try:
         return quantise(weight)
     except ValueError as error:
-        raise UnsupportedModel(
-            f"tensor {name!r}: {error}: use --engine torch --model-dtype float32"
-        ) from error
+        raise _too_large(name, error) from error
 
 
 def _too_large(name: str, error: ValueError) -> UnsupportedModel:

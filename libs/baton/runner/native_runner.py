@@ -69,10 +69,10 @@ class NativeRunner:
             tuning="native",
         )
         library = Library(build(cache_dir, variant))
-        self._weights = load_packed(found.path, config, weights, cache_dir)
+        self.weights = load_packed(found.path, config, weights, cache_dir)
         threads = settings.worker.threads or os.cpu_count() or 1
         self._executor: Executor = library.executor(
-            shape(config, settings.model.block_size), operations(config, self._weights), threads
+            shape(config, settings.model.block_size), operations(config, self.weights), threads
         )
         self._arrays = StepArrays(RopeTable(config), -(-config.vocab_size // 8) * 8)
         self._pool: KvPool | None = None

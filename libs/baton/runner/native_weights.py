@@ -74,6 +74,11 @@ class PackedWeights:
         entry = self._entries[name]
         return CPacked(self._address(entry), entry.kind, entry.rows, entry.groups, column)
 
+    def bytes_a_value(self, name: str) -> float:
+        """Packed size of a matrix, by value."""
+        entry = self._entries[name]
+        return entry.nbytes / (entry.rows * entry.groups * GROUP)
+
     def vector(self, name: str) -> int:
         """The address of a float32 vector."""
         return self._address(self._entries[name])

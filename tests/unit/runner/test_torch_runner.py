@@ -28,7 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings_for(folder: Path, *, worker: dict[str, Any] | None = None, **model: Any) -> Settings:
     return Settings(
-        model=ModelSettings(name=str(folder), **model), worker=WorkerSettings(threads=1, **(worker or {}))
+        model=ModelSettings(name=str(folder), **model),
+        worker=WorkerSettings(engine="torch", threads=1, **(worker or {})),
     )
 
 
@@ -39,7 +40,7 @@ def greedy_slice(tokens: list[int], start: int, blocks: list[int], **params: Any
 
 def test_geometry_and_blocks(folder: Path) -> None:
     runner = create(settings_for(folder, worker={"kv_memory_mb": 3}))
-    assert isinstance(runner, TorchRunner)
+    assert isinstance(runner.inner, TorchRunner)
     shape = runner.geometry
     assert (shape.layers, shape.kv_heads, shape.head_dim, shape.block_size) == (3, 2, 16, 16)
     assert shape.dtype == "float16"
