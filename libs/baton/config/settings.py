@@ -66,7 +66,7 @@ class WorkerSettings(Section):
             description="native: C++ kernels for CPUs; torch; mock: no model, only its cost model; "
             "auto: native where it can be, else torch"
         ),
-    ] = "torch"
+    ] = "auto"
     threads: Annotated[
         Count, Meta(description="compute threads; 0: the machine's cores shared among its workers")
     ] = 0
