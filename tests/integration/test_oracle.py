@@ -159,6 +159,7 @@ def perplexity(model: ModelPath, tokens: list[int], *, half: bool) -> float:
     return math.exp(total / count)
 
 
+@pytest.mark.slow  # about a minute; the default engine has its own in test_native_runner
 def test_default_dtype_keeps_the_perplexity(
     model: ModelPath, text: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
