@@ -1,6 +1,6 @@
 """Our answers against OpenAI's published schema, and what real clients sent against our gateway.
 
-    make conformance SPEC=../shared/openai/openapi.json
+    make conformance SPEC=path/to/openapi.json
 
 Beside the specification it looks for `sse/*.bin` (streams of OpenAI's own, read with the reader of our tests)
 and `clients.jsonl` (requests of real clients, replayed: answered as the schema has it, or refused by name).
