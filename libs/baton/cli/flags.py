@@ -17,6 +17,7 @@ SHORT = {
     "--engine": "worker.engine",
     "--host": "gateway.host",
     "--port": "gateway.port",
+    "--keys-file": "gateway.keys_file",
     "--nats": "bus.url",
     "--redis": "kvstore.redis_url",
     "--threads": "worker.threads",

@@ -15,6 +15,7 @@ COMMANDS = {
     "pull": ("baton.cli.pull", "take a model into the cache"),
     "chat": ("baton.cli.chat", "talk to a running Baton in the terminal"),
     "status": ("baton.cli.status", "show the services of a running cluster"),
+    "key": ("baton.cli.key", "make, list and revoke API keys"),
     "drain": ("baton.cli.drain", "let one service finish what it has, then leave"),
     "doctor": ("baton.cli.doctor", "check this machine and say what to fix"),
     "chaos": ("baton.cli.chaos.command", "break a cluster of its own under load, and see what is lost"),

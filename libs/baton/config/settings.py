@@ -149,6 +149,9 @@ class GatewaySettings(Section):
     host: Annotated[str, Meta(description="address of the HTTP API")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="its port; 0: any free one")] = 8_000
     api_key: Annotated[str, Meta(description="required of clients when set; never logged", extra=SECRET)] = ""
+    keys_file: Annotated[
+        str, Meta(description="file of hashed keys with their limits, from `baton key`; empty: none")
+    ] = ""
     max_body_mb: Annotated[Positive, Meta(description="largest request body, MB")] = 8
     max_requests: Annotated[Positive, Meta(description="requests at once before 429")] = 2_048
     request_timeout_s: Annotated[Positive, Meta(description="longest life of one request, s")] = 600

@@ -12,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from baton.bus.connection import BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.inbox import Inbox
+from baton.config.keys import KeyFileError
 from baton.protocol import subjects
 from baton.protocol.codec import Codec
 from baton.protocol.liveness import Role, State
@@ -21,7 +22,7 @@ from baton.protocol.work import Drain
 from baton.service.base import ServiceHost, StartupError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
-from baton_services.gateway import web_app
+from baton_services.gateway import keys, web_app
 from baton_services.gateway.body import BODIES, Bodies, expect
 from baton_services.gateway.conversions import Converter
 from baton_services.gateway.errors import HttpError
@@ -44,6 +45,11 @@ class GatewayService:
         self._exchanges = Exchanges(host.bus, host.directory)
         self._runner: web.AppRunner | None = None
         self._created = int(time.time())
+        settings = host.settings.gateway
+        try:
+            self._keys = keys.Keys(settings.api_key, settings.keys_file)
+        except KeyFileError as error:
+            raise StartupError(str(error)) from error
 
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Opens the inbox, then the port.
@@ -55,6 +61,7 @@ class GatewayService:
         reply_to = subjects.text(host.id, host.epoch)
         self._exchanges.start(group, await host.bus.inbox(reply_to, TextBatch))
         group.create_task(self._serve_control(await host.bus.inbox(host.subject, Drain)))
+        group.create_task(self._keys.follow())
         generator = Generator(
             self._exchanges,
             self._metrics,
@@ -101,7 +108,7 @@ class GatewayService:
             middlewares=[
                 web_app.request_ids(),
                 web_app.errors(self._metrics),
-                web_app.keys(settings.api_key),
+                keys.middleware(self._keys),
             ],
         )
         app[BODIES] = Bodies(settings.max_body_mb * 2**20)

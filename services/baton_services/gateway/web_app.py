@@ -1,8 +1,7 @@
-"""What every HTTP answer shares: request ids, keys, limits, and errors in OpenAI's shape."""
+"""What every HTTP answer shares: request ids, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
-import hmac
 import re
 import uuid
 
@@ -19,7 +18,6 @@ log = get_logger(__name__)
 REQUEST_ID = "request_id"  # ours
 ECHO_ID = "echo_id"  # what the answer carries: the client's own, or ours
 _client_id = re.compile(r"[\x21-\x7e]{1,128}")
-_OPEN = {"/health", "/ready", "/"}  # probes and the page, which asks for the key, carry none
 
 
 def request_ids() -> Middleware:
@@ -88,22 +86,3 @@ def _not_found(request: web.Request) -> web.StreamResponse:
         return web.Response(status=204, headers={"Allow": "GET, HEAD, OPTIONS, POST"})
     words = f"there is no {request.method} {request.path[:200]} here"
     return HttpError(404, words, code="not_found").response()
-
-
-def keys(api_key: str) -> Middleware:
-    """Asks for `Authorization: Bearer KEY`, if a key is set, on all but the probes."""
-
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if api_key and request.path not in _OPEN:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(
-                given.strip().encode(errors="surrogateescape"), api_key.encode()
-            ):
-                words = (
-                    "a key is required: Authorization: Bearer KEY" if not given else "that key is not valid"
-                )
-                raise HttpError(401, words, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        return await handler(request)
-
-    return middleware

@@ -101,13 +101,13 @@ def check_space(settings: Settings, workers: int) -> list[str]:
 
 def open_to_all(settings: Settings) -> str:
     """A warning when others can reach the API without a key, else empty."""
-    if settings.gateway.api_key or settings.gateway.host in LOOPBACK:
+    if settings.gateway.api_key or settings.gateway.keys_file or settings.gateway.host in LOOPBACK:
         return ""
     return (
         f"WARNING: the API listens on {settings.gateway.host}, which others can reach, and asks for no key. "
         "Anyone who gets there can use this machine's time and memory. Set a key (BATON_GATEWAY_API_KEY=... "
-        "in the environment), put a server that checks callers in front, or leave out --host to stay on this "
-        "machine."
+        "in the environment, or `baton key new`), put a server that checks callers in front, or leave out "
+        "--host to stay on this machine."
     )
 
 
