@@ -17,7 +17,7 @@ from baton.bus.client import BACKOFF_MOST_S, BusClient, Receiver
 from baton.bus.connecting import connect_client, shown
 from baton.bus.errors import BusDown, BusRefused, CallRejected, CallTimeout, NoResponder
 from baton.bus.inbox import LIMIT, Inbox
-from baton.bus.replies import Replies, is_503
+from baton.bus.replies import Each, Replies, is_503
 from baton.config.settings import BusSettings
 from baton.protocol.base import Message
 from baton.protocol.codec import MAX_MESSAGE_BYTES, Codec, MalformedMessage, encode
@@ -136,10 +136,40 @@ class Bus:
                 raise NoResponder(f"nobody listens on {subject}")
             await asyncio.sleep(RETRY_S)
 
-    async def _exchange(
-        self, subject: str, data: bytes, headers: dict[str, str] | None, deadline: float
+    async def request(
+        self,
+        subject: str,
+        data: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+        each: Each | None = None,
     ) -> Msg:
-        with self._replies.expect(deadline) as (reply, answer):
+        """Sends bytes to what is no service of ours (JetStream) and returns the answer, as it came.
+
+        With `each` there may be several: it takes them, and says which is the last.
+
+        Raises:
+            NoResponder, CallTimeout, BusDown, MalformedMessage: as `call`.
+        """
+        answer = await self._exchange(subject, data, headers, self._loop.time() + timeout_s, each)
+        if is_503(answer):
+            raise NoResponder(f"nobody listens on {subject}")
+        return answer
+
+    async def publish_raw(self, subject: str, data: bytes, *, reply: str = "") -> None:
+        """Publishes bytes to what is no service of ours. Raises as `publish`."""
+        await self._send(subject, data, reply, None)
+
+    async def _exchange(
+        self,
+        subject: str,
+        data: bytes,
+        headers: dict[str, str] | None,
+        deadline: float,
+        each: Each | None = None,
+    ) -> Msg:
+        with self._replies.expect(deadline, each) as (reply, answer):
             await self._send(subject, data, reply, headers)
             outcome = await answer
         if outcome is None:
@@ -220,6 +250,14 @@ class Bus:
         self._subscriptions[inbox] = await self._subscribe(subject, inbox.accept)
         self.inboxes.append(inbox)
         return inbox
+
+    async def listen(self, subject: str, receiver: Receiver) -> None:
+        """Calls `receiver`, which must be quick, with each message as it came, for as long as the bus lives.
+
+        Raises:
+            BusDown: the bus is closed.
+        """
+        await self._subscribe(subject, receiver)
 
     async def _subscribe(self, subject: str, receiver: Receiver) -> Subscription:
         try:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from nats.aio.msg import Msg
 
 Outcome = Msg | Exception | None  # an answer, a broken connection, or the time was up
+Each = Callable[[Msg], bool]  # takes one of several answers; whether it is the last
 
 _CALL, _WATCH = "c", "w"
 _STATUS, _NOBODY = "Status", "503"
@@ -25,18 +26,23 @@ class Replies:
     def __init__(self) -> None:
         self._prefix = f"_INBOX.{secrets.token_hex(12)}."
         self._numbers = itertools.count()
-        self._calls: dict[str, asyncio.Future[Outcome]] = {}
+        self._calls: dict[str, tuple[asyncio.Future[Outcome], Each | None]] = {}
         self._watchers: dict[str, Callable[[], None]] = {}
         self._watched: dict[str, str] = {}  # subject -> index
         self.subject = self._prefix + "*"
 
     @contextmanager
-    def expect(self, deadline: float) -> Iterator[tuple[str, asyncio.Future[Outcome]]]:
-        """A reply subject and the future of what arrives there: None at `deadline` (event loop's time)."""
+    def expect(
+        self, deadline: float, each: Each | None = None
+    ) -> Iterator[tuple[str, asyncio.Future[Outcome]]]:
+        """A reply subject and the future of what arrives there: None at `deadline` (event loop's time).
+
+        With `each`, several may arrive: the future gets the one for which it returns True.
+        """
         loop = asyncio.get_running_loop()
         index = f"{_CALL}{next(self._numbers)}"
         future: asyncio.Future[Outcome] = loop.create_future()
-        self._calls[index] = future
+        self._calls[index] = future, each
         timer = loop.call_at(deadline, _settle, future, None)
         try:
             yield self._prefix + index, future
@@ -46,7 +52,7 @@ class Replies:
 
     def fail(self, error: Exception) -> None:
         """Ends every call that waits."""
-        for future in self._calls.values():
+        for future, _ in self._calls.values():
             _settle(future, error)
 
     def watch(self, subject: str, lost: Callable[[], None]) -> str:
@@ -66,7 +72,9 @@ class Replies:
         index = msg.subject[len(self._prefix) :]
         call = self._calls.get(index)
         if call is not None:
-            _settle(call, msg)
+            future, each = call
+            if each is None or is_503(msg) or each(msg):
+                _settle(future, msg)
         elif settled and is_503(msg):
             lost = self._watchers.get(index)
             if lost is not None:
