@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from baton.engine import chains
 from baton.engine.block_pool import BlockPool
 from baton.engine.checks import check_fits, check_new
 from baton.engine.config import EngineConfig
-from baton.engine.plan import FAILED, Key, Slice, StepPlan, StepResult
+from baton.engine.plan import FAILED, Key, Scores, Slice, StepPlan, StepResult
 from baton.engine.progress import Progress
 from baton.engine.reservations import Receiving, Reservation
 from baton.engine.sampling import finish_reason
@@ -95,7 +97,8 @@ class Engine:
             start = seq.computed
             last = start + count == len(seq.tokens)
             tokens = seq.tokens[start : start + count]
-            slices.append(Slice(seq.key, tokens, start, seq.blocks, seq.spec() if last else None))
+            spec = seq.spec() if last else None
+            slices.append(Slice(seq.key, tokens, start, seq.blocks, spec, seq.score(count)))
             seq.in_flight = True
             if seq.first_scheduled is None:
                 seq.first_scheduled = now
@@ -115,14 +118,16 @@ class Engine:
         sequences = self._out[1]
         self._out = None
         news = []
-        for seq, part, sampled in zip(sequences, plan.slices, result.samples, strict=True):
+        made = zip(sequences, plan.slices, result.samples, strict=True)
+        for number, (seq, part, sampled) in enumerate(made):
             seq.in_flight = False
             if seq.status is Status.FINISHED:  # aborted meanwhile
                 self._free(seq)
                 continue
             progress = Progress(seq)
             news.append(progress)
-            if part.sample is not None and (sampled is None or sampled.token == FAILED):
+            scored = part.score is None or _take_scores(progress, part, result.scores.get(number))
+            if not scored or (part.sample is not None and (sampled is None or sampled.token == FAILED)):
                 problem = (sampled.problem if sampled is not None else "") or NOT_FINITE
                 progress.failure = Failure(code=Code.INTERNAL, message=problem)
                 self._finish(seq, now)
@@ -288,3 +293,14 @@ class Engine:
     def _free(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)
         seq.blocks = []
+
+
+def _take_scores(progress: Progress, part: Slice, scores: Scores | None) -> bool:
+    """Book a slice's log-probabilities of its prompt; False if there are none that mean anything."""
+    assert part.score is not None
+    if scores is None or len(scores.chosen) != len(part.score.targets) or np.isnan(scores.chosen).any():
+        return False
+    row = part.start + part.score.first
+    progress.scores, progress.scored_from = scores, row + 1
+    progress.seq.scored = row + len(scores.chosen)
+    return True

@@ -7,7 +7,10 @@ by reference and a runner must not change them either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from baton.engine.masks import Allowed
 from baton.engine.penalties import Seen
@@ -40,6 +43,24 @@ class SampleSpec:
 
 
 @dataclass(slots=True)
+class Score:
+    """Prompt tokens of a slice whose log-probabilities are wanted."""
+
+    first: int  # the slice's first row that counts
+    targets: Sequence[int]  # what the prompt has after that row, and after each following one
+    count: int  # how many of the most likely ids are wanted beside
+
+
+@dataclass(slots=True)
+class Scores:
+    """Log-probabilities of a `Score`'s n targets and of the k = `count` most likely ids in their place."""
+
+    chosen: npt.NDArray[np.float32]  # [n]
+    top_ids: npt.NDArray[np.uint32]  # [n, k]
+    top: npt.NDArray[np.float32]  # [n, k], falling
+
+
+@dataclass(slots=True)
 class Slice:
     """A run of consecutive tokens of one sequence, to be computed in this step.
 
@@ -51,7 +72,8 @@ class Slice:
     tokens: list[int]  # at least one
     start: int  # absolute position of tokens[0]
     blocks: list[int]  # pool slots, in order; cover at least positions [0, start + len(tokens))
-    sample: SampleSpec | None  # None: the logits of this slice are not needed
+    sample: SampleSpec | None  # None: the logits of the last token are not needed
+    score: Score | None = None  # the rows whose logits are needed beside it
 
 
 @dataclass(slots=True)
@@ -81,3 +103,4 @@ class StepResult:
     """What a runner answers: one entry a slice, None where the slice has no `sample`."""
 
     samples: list[Sampled | None]
+    scores: dict[int, Scores] = field(default_factory=dict)  # by the slice's number, where it has a `score`

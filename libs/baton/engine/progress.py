@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.engine.plan import Scores
 from baton.engine.sequence import Sequence
 from baton.protocol.errors import Failure
 from baton.protocol.sampling import TokenLogprobs
@@ -19,4 +20,6 @@ class Progress:
     new_full_blocks: range = range(0)  # indices now full and computed, hits included; again after pre-emption
     finish: str = ""  # stop, length
     failure: Failure | None = None
+    scores: Scores | None = None  # of the prompt tokens from position `scored_from` on
+    scored_from: int = 0
     first: bool = False  # new_tokens holds the first token sampled here

@@ -119,8 +119,8 @@ class Scheduler:
             return False  # nothing has been freed since: spare the look-up
         size = self.pool.block_size
         hits: list[int] = []
-        if self.config.prefix_cache:  # the last known token is computed in any case: its logits are needed
-            hits = self.pool.match(chains.of(seq, 0, (seq.known - 1) // size, size))
+        if self.config.prefix_cache:
+            hits = self.pool.match(chains.of(seq, 0, seq.readable // size, size))
         slots = self.claim(-(-seq.known // size) - len(hits), seq.priority)
         if slots is None:
             self.pool.release(hits)

@@ -28,8 +28,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.engine.penalties import Seen, penalised
-from baton.engine.plan import Key, SampleSpec
+from baton.engine.plan import Key, SampleSpec, Score
 from baton.protocol.base import pack_tokens
 from baton.protocol.request import Timing
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
@@ -73,6 +75,7 @@ class Sequence:
     max_len: int = 0  # tokens at which it ends, set by the engine
     order: int = 0  # of arrival in this engine
     preemptions: int = 0
+    scored: int = 0  # rows of the prompt whose log-probabilities are out, when asked for
     announced: int = 0  # leading full blocks already named in a `Progress`, at their present slots
     in_flight: bool = False  # in the step being executed: its blocks must stay until the commit
     first_scheduled: float | None = None
@@ -92,6 +95,16 @@ class Sequence:
     def missing(self) -> int:
         """Known tokens not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed
+
+    @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be made."""
+        return self.sampling.prompt_logprobs >= 0 and self.scored < self.prompt_len - 1
+
+    @property
+    def readable(self) -> int:
+        """Leading tokens that may come from a cache: what comes after must be computed, for its logits."""
+        return self.scored if self.scoring else len(self.tokens) - 1
 
     @property
     def output_len(self) -> int:
@@ -128,6 +141,16 @@ class Sequence:
             params, self.choice, len(self.tokens) - self.prompt_len, self.tokens, self.prompt_len, self._seen
         )
 
+    def score(self, count: int) -> Score | None:
+        """What is wanted of the prompt's rows among the next `count` to compute."""
+        if not self.scoring:
+            return None
+        first, last = max(self.computed, self.scored), min(self.computed + count, self.prompt_len - 1)
+        if first >= last:
+            return None
+        targets = self.tokens[first + 1 : last + 1]
+        return Score(first - self.computed, targets, self.sampling.prompt_logprobs)
+
     @classmethod
     def from_state(cls, state: SequenceState, now: float, *, prefill_only: bool = False) -> Sequence:
         """A sequence as it came over the bus. Nothing is computed yet here: `computed` stays 0.
@@ -154,7 +177,10 @@ class Sequence:
         )
 
     def to_state(self, now: float) -> SequenceState:
-        """Everything another engine needs to go on from here."""
+        """Everything another engine needs to go on from here. The prompt's log-probabilities stay behind."""
+        sampling = self.sampling
+        if sampling.prompt_logprobs >= 0:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
         return SequenceState(
             request=self.request,
             attempt=self.attempt,
@@ -163,7 +189,7 @@ class Sequence:
             reply_to=self.reply_to,
             choice=self.choice,
             computed=self.computed,
-            sampling=self.sampling,
+            sampling=sampling,
             logprobs=list(self.logprobs),
             priority=self.priority,
             salt=self.salt,

@@ -53,7 +53,21 @@ class SamplingParams(Part):
     stop_token_ids: StopIds = []  # the model's own EOS ids are added by the tokenizer
     ignore_eos: bool = False  # the tokenizer then sends no EOS ids; kept for the record
     logprobs: int = -1  # -1: none; 0: of the chosen token; k: and of the k most likely
+    prompt_logprobs: int = -1  # as `logprobs`, of each prompt token but the first
     constraint: Constraint | None = None
+
+
+class PromptRows(Part):
+    """Log-probabilities of consecutive prompt tokens, each given all tokens before it; little-endian, packed.
+
+    n tokens with k likely ones each: `chosen` is float32 [n], `top` float32 [n, k] in falling order,
+    `top_ids` uint32 [n, k]. `start` is the position of the first, at least 1: nothing precedes token 0.
+    """
+
+    start: int
+    chosen: bytes
+    top_ids: bytes = b""
+    top: bytes = b""
 
 
 class TokenLogprobs(Part):

@@ -6,7 +6,7 @@ from baton.protocol.base import Message, Row
 from baton.protocol.errors import Failure
 from baton.protocol.placing import Target
 from baton.protocol.request import Timing
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import PromptRows, TokenLogprobs
 from baton.protocol.sequence import SequenceState
 
 
@@ -34,6 +34,7 @@ class Resume(Message):
     request: str
     attempt: int
     start: int
+    prompt_start: int = -1  # and its `PromptRows` from this position; -1: they are here, or not wanted
 
 
 class Ended(Message):
@@ -81,6 +82,7 @@ class Tokens(Row):
     failure: Failure | None = None
     cached_tokens: int = 0
     timing: Timing | None = None
+    prompt: PromptRows | None = None
 
 
 class TokenBatch(Message):

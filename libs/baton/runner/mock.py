@@ -18,8 +18,9 @@ import numpy.typing as npt
 import xxhash
 
 from baton.config.settings import Settings
-from baton.engine.plan import FAILED, Sampled, SampleSpec, Slice, StepPlan, StepResult
+from baton.engine.plan import FAILED, Sampled, SampleSpec, Score, Scores, Slice, StepPlan, StepResult
 from baton.engine.sampling import sample
+from baton.engine.scoring import score
 from baton.kvcache.fingerprint import fingerprint
 from baton.kvcache.pool import KvPool
 from baton.protocol.liveness import Geometry, ModelInfo
@@ -91,11 +92,14 @@ class MockRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute a step, in no less time than the cost model says."""
         end = time.perf_counter() + self._step_s + self._token_s * plan.num_tokens
-        samples = [self._compute(part) for part in plan.slices]
+        result = StepResult([self._compute(part) for part in plan.slices])
+        for number, part in enumerate(plan.slices):
+            if part.score is not None:
+                result.scores[number] = self._score(part, part.score)
         left = end - time.perf_counter()
         if left > 0:
             time.sleep(left)
-        return StepResult(samples)
+        return result
 
     def close(self) -> None:
         """Let go of the pages."""
@@ -105,13 +109,31 @@ class MockRunner:
         self._write(part)
         if part.sample is None:
             return None
+        digest = self._digest(part.blocks, part.start + len(part.tokens))
+        return sample(mock_logits(digest.intdigest(), part.sample.params), part.sample)
+
+    def _score(self, part: Slice, wanted: Score) -> Scores:
+        """As the sampling of each of these positions would have told it."""
+        size, params = self.geometry.block_size, SamplingParams()
+        begin = part.start + wanted.first
+        digest = self._digest(part.blocks, begin)
+        rows = np.empty((len(wanted.targets), VOCAB), dtype=np.float32)
+        for row in range(len(rows)):
+            block, offset = divmod(begin + row, size)
+            record = self._words[part.blocks[block], offset * RECORD_WORDS : (offset + 1) * RECORD_WORDS]
+            digest.update(record.tobytes())
+            rows[row] = mock_logits(digest.intdigest(), params)
+        return score(rows, wanted.targets, wanted.count)
+
+    def _digest(self, blocks: list[int], count: int) -> xxhash.xxh3_64:
+        """Of the records of the first `count` positions, as their pages have them."""
         size = self.geometry.block_size
-        whole, rest = divmod(part.start + len(part.tokens), size)
+        whole, rest = divmod(count, size)
         digest = xxhash.xxh3_64()
-        digest.update(self._words[part.blocks[:whole], : size * RECORD_WORDS].tobytes())
+        digest.update(self._words[blocks[:whole], : size * RECORD_WORDS].tobytes())
         if rest:
-            digest.update(self._words[part.blocks[whole], : rest * RECORD_WORDS].tobytes())
-        return sample(mock_logits(digest.intdigest(), part.sample), part.sample)
+            digest.update(self._words[blocks[whole], : rest * RECORD_WORDS].tobytes())
+        return digest
 
     def _write(self, part: Slice) -> None:
         """Write the records of a slice's tokens, continuing from the record before them."""
@@ -157,7 +179,7 @@ def expected_tokens(
         spec = SampleSpec(params, choice, index, tokens, len(prompt))
         if states is not None:
             spec.allowed = states.begin(key, spec)
-        token = sample(mock_logits(xxhash.xxh3_64_intdigest(records[:known].tobytes()), spec), spec).token
+        token = sample(mock_logits(xxhash.xxh3_64_intdigest(records[:known].tobytes()), params), spec).token
         if token == FAILED:
             break
         records[known] = _records(int(records[known - 1, 1]), [token])
@@ -169,13 +191,20 @@ def expected_tokens(
     return tokens[len(prompt) :]
 
 
-def mock_logits(digest: int, spec: SampleSpec) -> npt.NDArray[np.float32]:
+def expected_scores(prompt: list[int], count: int) -> Scores:
+    """What the log-probabilities of a prompt must be, from its second token on."""
+    params, records = SamplingParams(), _records(_FIRST, prompt)
+    digests = [xxhash.xxh3_64_intdigest(records[:known].tobytes()) for known in range(1, len(prompt))]
+    return score(np.array([mock_logits(digest, params) for digest in digests]), prompt[1:], count)
+
+
+def mock_logits(digest: int, params: SamplingParams) -> npt.NDArray[np.float32]:
     """float32 [VOCAB], read-only: one clear maximum, the letters below in an order of their own.
 
     Under a grammar the letters may all be forbidden: then every id has a chance, and what closes a string,
     an object or a list a good one, so that even this model comes to an end.
     """
-    if spec.params.constraint is not None:
+    if params.constraint is not None:
         logits = np.random.Generator(np.random.PCG64(digest)).random(VOCAB, dtype=np.float32)
         logits[_CLOSING] += np.float32(0.95)
         logits.flags.writeable = False

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from baton.config.settings import Settings
 from baton.engine.plan import Sampled, Slice, StepPlan, StepResult
 from baton.engine.sampling import sample
+from baton.engine.scoring import score_slice
 from baton.kvcache.fingerprint import fingerprint, weights_hash
 from baton.kvcache.pool import KvPool
 from baton.models.catalogue import default_cache_dir, resolve
@@ -106,14 +107,18 @@ class NativeRunner:
             RuntimeError: no pool is attached, or the runner is closed.
             ValueError: a slice names tokens or slots that do not exist.
         """
-        wanted = [number for number, part in enumerate(plan.slices) if part.sample is not None]
-        logits = self._run(plan.slices, wanted, self._attached())
-        samples: list[Sampled | None] = [None] * len(plan.slices)
-        for row, number in zip(logits, wanted, strict=True):
-            spec = plan.slices[number].sample
-            if spec is not None:
-                samples[number] = sample(row, spec)
-        return StepResult(samples)
+        pool, result = self._attached(), StepResult([None] * len(plan.slices))
+        plain = [number for number, part in enumerate(plan.slices) if part.score is None]
+        slices = [plan.slices[number] for number in plain]
+        wanted = [at for at, part in enumerate(slices) if part.sample is not None]
+        if slices:
+            for row, at in zip(self._run(slices, wanted, pool), wanted, strict=True):
+                result.samples[plain[at]] = _sample(row, slices[at])
+        for number, part in enumerate(plan.slices):
+            if part.score is not None:
+                result.scores[number], row = score_slice(part, lambda piece: self._run([piece], None, pool))
+                result.samples[number] = _sample(row, part)
+        return result
 
     def logits(self, plan: StepPlan) -> npt.NDArray[np.float32]:
         """What `execute` would sample from: float32 [slices, vocab_size], of each slice's last token.
@@ -136,10 +141,16 @@ class NativeRunner:
             raise RuntimeError("a runner needs a pool before its first step: call attach()")
         return self._pool
 
-    def _run(self, slices: Sequence[Slice], wanted: Sequence[int], pool: KvPool) -> npt.NDArray[np.float32]:
+    def _run(
+        self, slices: Sequence[Slice], wanted: Sequence[int] | None, pool: KvPool
+    ) -> npt.NDArray[np.float32]:
         step, logits = self._arrays.lay_out(slices, wanted, pool)
         self._executor.step(step)
         return logits[:, : self.model.vocab_size]
+
+
+def _sample(row: npt.NDArray[np.float32], part: Slice) -> Sampled | None:
+    return None if part.sample is None else sample(row, part.sample)
 
 
 def _check_dtypes(settings: Settings) -> None:

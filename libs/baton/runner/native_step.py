@@ -24,13 +24,15 @@ class StepArrays:
         self._logits: Floats = np.empty((1, logits_stride), dtype=np.float32)
         self._kept: list[npt.NDArray[np.int32]] = []  # what the pointers of the last step name
 
-    def lay_out(self, slices: Sequence[Slice], wanted: Sequence[int], pool: KvPool) -> tuple[CStep, Floats]:
+    def lay_out(
+        self, slices: Sequence[Slice], wanted: Sequence[int] | None, pool: KvPool
+    ) -> tuple[CStep, Floats]:
         """
         Args:
-            wanted: which slices' last tokens' logits are wanted.
+            wanted: which slices' last tokens' logits are wanted; None: those of every token.
 
         Returns:
-            The step, and where its logits will be: float32 [wanted, stride].
+            The step, and where its logits will be: float32 [wanted or all tokens, stride].
         """
         block_size = pool.geometry.block_size
         ids: list[int] = []
@@ -50,17 +52,15 @@ class StepArrays:
             last.append(len(ids) - 1)
             furthest = max(furthest, end - 1)
         self._rope.reach(furthest)
-        arrays = [
-            np.array(each, dtype=np.int32)
-            for each in (ids, spans, tables, [last[number] for number in wanted])
-        ]
+        rows = range(len(ids)) if wanted is None else [last[number] for number in wanted]
+        arrays = [np.array(each, dtype=np.int32) for each in (ids, spans, tables, rows)]
         self._kept = arrays
-        if len(self._logits) < len(wanted):
-            self._logits = np.empty((len(wanted), self._stride), dtype=np.float32)
+        if len(self._logits) < len(rows):
+            self._logits = np.empty((len(rows), self._stride), dtype=np.float32)
         step = CStep(
             len(ids),
             len(slices),
-            len(wanted),
+            len(rows),
             pool.num_blocks,
             *(each.ctypes.data for each in arrays),
             self._rope.cos.ctypes.data,
@@ -70,4 +70,4 @@ class StepArrays:
             pool.data.ctypes.data,
             pool.block_bytes,
         )
-        return step, self._logits[: len(wanted)]
+        return step, self._logits[: len(rows)]

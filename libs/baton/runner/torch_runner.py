@@ -7,11 +7,14 @@ import os
 import platform
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from baton.config.settings import Settings
 from baton.engine.plan import Sampled, Slice, StepPlan, StepResult
 from baton.engine.sampling import sample
+from baton.engine.scoring import score_slice
 from baton.kvcache.fingerprint import fingerprint, weights_hash
 from baton.kvcache.pool import KvPool
 from baton.models.catalogue import default_cache_dir, resolve
@@ -115,14 +118,31 @@ class TorchRunner:
         """
         if self._kv is None:
             raise RuntimeError("a runner needs a pool before its first step: call attach()")
-        wanted = [number for number, part in enumerate(plan.slices) if part.sample is not None]
-        logits = self._forward(plan.slices, wanted, self._kv).numpy()
-        samples: list[Sampled | None] = [None] * len(plan.slices)
-        for row, number in zip(logits, wanted, strict=True):
-            spec = plan.slices[number].sample
-            if spec is not None:
-                samples[number] = sample(row[: self.model.vocab_size], spec)
-        return StepResult(samples)
+        result = StepResult([None] * len(plan.slices))
+        plain = [number for number, part in enumerate(plan.slices) if part.score is None]
+        slices = [plan.slices[number] for number in plain]
+        wanted = [at for at, part in enumerate(slices) if part.sample is not None]
+        if slices:
+            logits = self._forward(slices, wanted, self._kv).numpy()
+            for row, at in zip(logits, wanted, strict=True):
+                result.samples[plain[at]] = self._sample(row, slices[at])
+        for number, part in enumerate(plan.slices):
+            if part.score is not None:
+                result.scores[number], row = score_slice(part, self._all_rows)
+                result.samples[number] = self._sample(row, part)
+        return result
+
+    def _sample(self, row: npt.NDArray[np.float32], part: Slice) -> Sampled | None:
+        return None if part.sample is None else sample(row[: self.model.vocab_size], part.sample)
+
+    def _all_rows(self, part: Slice) -> npt.NDArray[np.float32]:
+        """Computes a slice; the logits of all its tokens, float32 [tokens, vocab_size]."""
+        assert self._kv is not None and self._decoder is not None
+        span = Span(0, len(part.tokens), part.start, part.blocks)
+        with torch.inference_mode():
+            batch = self._decoder.batch(part.tokens, [span], range(len(part.tokens)), self._page)
+            rows: npt.NDArray[np.float32] = self._decoder.forward(batch, self._kv).numpy()
+        return rows[:, : self.model.vocab_size]
 
     def logits(self, plan: StepPlan) -> torch.Tensor:
         """What `execute` would sample from: float32 [slices, vocab rows], of each slice's last token.

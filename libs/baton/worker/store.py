@@ -40,14 +40,14 @@ class StoreTier:
             return False
         size = self._engine.pool.block_size
         held = self._engine.prefix_hit(sequence.tokens, sequence.salt) // size
-        return (sequence.known - 1) // size - held >= WORTH_BLOCKS
+        return sequence.readable // size - held >= WORTH_BLOCKS
 
     async def fetch(self, sequence: Sequence) -> int:
         """Brings leading blocks of the prompt into the pool as cached blocks; returns how many."""
         engine, size = self._engine, self._engine.pool.block_size
         tokens = sequence.tokens
         held = engine.prefix_hit(tokens, sequence.salt) // size
-        most = (len(tokens) - 1) // size
+        most = sequence.readable // size
         ids = np.asarray(tokens, dtype=np.uint32)
         root = root_hash(engine.config.fingerprint, sequence.salt)
         hashes = chain(root, ids, size)
