@@ -158,7 +158,10 @@ class CallDelta(Row):
 
 
 class TextDelta(Row):
-    """New text of one request. The last one of a request holds `finish` and `usage`, or `failure`."""
+    """New text of one request. The last one of a request holds `finish` and `usage`, or `failure`.
+
+    The first one has a `usage` as well: what is known of it before the answer.
+    """
 
     request: str
     start: int  # index of the first character of `text` in the whole answer (Unicode code points)
@@ -173,6 +176,7 @@ class TextDelta(Row):
     reasoning: str = ""
     reasoning_start: int = 0  # index of the first character of `reasoning` in all of it
     calls_start: int = 0  # calls begun before this, plus characters of their arguments
+    stop: str = ""  # the stop string that ended the answer
 
 
 class TextBatch(Message):

@@ -16,6 +16,7 @@ class StopFilter:
 
     Attributes:
         hit: a stop string is complete. What is pushed afterwards is dropped.
+        found: that stop string.
         consumed: characters taken in, up to the end of that stop string. The token whose text reaches this is
             the last one that counts; push token by token to know which it is.
     """
@@ -28,6 +29,7 @@ class StopFilter:
         self._matched = [0] * len(self._stops)  # how much of each stop string the text ends with
         self._held = ""
         self.hit = False
+        self.found = ""
         self.consumed = 0
 
     def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
@@ -47,6 +49,7 @@ class StopFilter:
                 self.hit = True
                 self.consumed += number
                 whole = self._held + text[:number]
+                self.found = whole[len(whole) - length :]
                 self._held = ""
                 return whole[: len(whole) - length], True
         self.consumed += len(text)

@@ -49,6 +49,7 @@ class Answers(Tally):
         self._tokens: dict[int, list[TokenText]] = {}
         self._finish: dict[int, str] = {}
         self._reasoning: dict[int, list[str]] = {}
+        self._stops: dict[int, str] = {}
         self._calls: dict[int, dict[int, CallDelta]] = {}
 
     def take(self, index: int, delta: TextDelta) -> None:
@@ -61,7 +62,7 @@ class Answers(Tally):
             if begun is not call:
                 begun.arguments += call.arguments
         if delta.finish:
-            self._finish[index] = delta.finish
+            self._finish[index], self._stops[index] = delta.finish, delta.stop
 
     def chosen(self) -> list[Whole]:
         """The answers to show, prompt by prompt: all, or of each prompt's those with the likeliest tokens."""
@@ -80,6 +81,7 @@ class Answers(Tally):
                 self._finish[i],
                 "".join(self._reasoning[i]),
                 list(self._calls.get(i, {}).values()),
+                self._stops[i],
             )
             for i in shown
         ]

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from baton.protocol.request import TextDelta
-from baton_services.gateway.shapes import Chat, Completion
+from baton_services.gateway.shape import Shape
 
 FULL = 65_536  # unsent bytes from which on a client counts as slow
 
@@ -22,7 +22,7 @@ class Direct:
     whose socket takes it. First and last deltas, logprobs, failures and slow clients are the handler's.
     """
 
-    def __init__(self, http: web.Request, response: web.StreamResponse, shape: Chat | Completion) -> None:
+    def __init__(self, http: web.Request, response: web.StreamResponse, shape: Shape) -> None:
         self._transport: asyncio.Transport | None = http.transport
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._shape = shape

@@ -114,6 +114,7 @@ class Exchange:
         first.tokens = [token for delta in self._waiting for token in delta.tokens]
         first.reasoning = "".join(delta.reasoning for delta in self._waiting)
         first.calls = call_deltas.merged(delta.calls for delta in self._waiting)
-        first.finish, first.usage, first.timing = last.finish, last.usage, last.timing
+        first.finish, first.stop, first.timing = last.finish, last.stop, last.timing
+        first.usage = last.usage or first.usage
         self._waiting.clear()
         self._waiting.append(first)

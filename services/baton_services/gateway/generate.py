@@ -21,14 +21,13 @@ from baton_services.gateway.errors import HttpError, internal
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.parse import parse, unknown_fields
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
+from baton_services.gateway.shape import Shape
 from baton_services.gateway.web_app import ECHO_ID, REQUEST_ID
 
 log = get_logger(__name__)
 
 STALLED_S = 30.0
 TIMING_HEADER = "x-baton-timing"  # asks for one SSE comment with where the time went
-
-Shape = shapes.Chat | shapes.Completion
 
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -38,7 +37,7 @@ _STREAM_HEADERS = {
 
 
 class Generator:
-    """Handlers of `/v1/chat/completions` and `/v1/completions`.
+    """Handlers of `/v1/chat/completions` and `/v1/completions`, and `serve` for what is translated to chat.
 
     A client that leaves cancels its handler; its sequences are then closed and everything freed.
     """
@@ -62,28 +61,29 @@ class Generator:
         self._logged: set[str] = set()
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
-        self._check_room(1)
+        self.check_room(1)
         body = await read_json(http)
         request = parse(body, ChatRequest)
-        self._mention_unknown(body, ChatRequest)
-        plan = build.chat(request, self._envelope(http))
+        self.mention_unknown(body, ChatRequest)
+        plan = build.chat(request, self.envelope(http))
         counted = _counted(request)
         shape = shapes.Chat(http[REQUEST_ID], request.model, logprobs=bool(request.logprobs), counted=counted)
-        return await self._serve(http, request, plan, shape)
+        return await self.serve(http, request, plan, shape)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
-        self._check_room(1)
+        self.check_room(1)
         body = await read_json(http)
         request = parse(body, CompletionRequest)
-        self._mention_unknown(body, CompletionRequest)
-        plan = build.completion(request, self._envelope(http))
-        shape = shapes.Completion(http[REQUEST_ID], request.model, logprobs=request.logprobs)
-        return await self._serve(http, request, plan, shape)
+        self.mention_unknown(body, CompletionRequest)
+        plan = build.completion(request, self.envelope(http))
+        counted = _counted(request)
+        shape = shapes.Completion(http[REQUEST_ID], request.model, logprobs=request.logprobs, counted=counted)
+        return await self.serve(http, request, plan, shape)
 
-    def _envelope(self, http: web.Request) -> build.Envelope:
+    def envelope(self, http: web.Request) -> build.Envelope:
         return build.Envelope(http[REQUEST_ID], self._reply_to, self._timeout_ms)
 
-    def _check_room(self, count: int) -> None:
+    def check_room(self, count: int) -> None:
         """Whether `count` more sequences may be served.
 
         Raises:
@@ -95,23 +95,23 @@ class Generator:
             words = f"{len(self._exchanges)} sequences are being served; at most {self._max_requests} may be"
             raise RequestError(Failure(code=Code.OVERLOADED, message=words, retry_after_ms=1_000))
 
-    def _mention_unknown(self, body: bytes, kind: type[Common]) -> None:
+    def mention_unknown(self, body: bytes, kind: type[msgspec.Struct]) -> None:
         for name in unknown_fields(body, kind):
             if name not in self._logged and len(self._logged) < 256:
                 self._logged.add(name)
                 log.info("unknown field %r ignored (said once)", name[:80])
 
-    async def _serve(
+    async def serve(
         self, http: web.Request, request: Common, plan: build.Plan, shape: Shape
     ) -> web.StreamResponse:
         choices = Choices(self._exchanges, plan.prompts)
-        self._check_room(choices.count)
+        self.check_room(choices.count)
         self._metrics.running.inc()
         complete = False
         try:
             await choices.open()
             if request.stream:
-                response = await self._stream(http, choices, Tally(plan), shape, _counted(request))
+                response = await self._stream(http, choices, Tally(plan), shape)
             else:
                 response = await self._whole(choices, Answers(plan), shape)
             complete = True
@@ -126,13 +126,14 @@ class Generator:
         while not answers.complete:
             answers.take(*await choices.next())
         body = shape.whole(answers.chosen(), answers.usage())
+        await shape.settle()
         response = web.Response(body=msgspec.json.encode(body), content_type="application/json")
         if answers.timing is not None:
             response.headers["Server-Timing"] = server_timing(answers.timing)
         return response
 
     async def _stream(
-        self, http: web.Request, choices: Choices, tally: Tally, shape: Shape, counted: bool
+        self, http: web.Request, choices: Choices, tally: Tally, shape: Shape
     ) -> web.StreamResponse:
         """Headers go out with the first text, so that an early failure is a status, not a broken stream."""
         index, delta = await choices.next()
@@ -151,22 +152,22 @@ class Generator:
                     chunks += shape.last(index, delta.finish)
                 if tally.complete:
                     break
-                await _write(http, response, b"".join(map(shapes.frame, chunks)))
+                await _write(http, response, b"".join(map(shape.frame, chunks)))
                 direct.begin(index)
                 index, delta = await choices.next()
-            if counted:
-                chunks.append(shape.counts(tally.usage()))
-            end = b"".join(map(shapes.frame, chunks))
+            chunks += shape.end(tally.usage())
+            await shape.settle()
+            end = b"".join(map(shape.frame, chunks))
             if tally.timing is not None and TIMING_HEADER in http.headers:
                 end += b": timing " + msgspec.json.encode(tally.timing) + b"\n\n"
-            await _write(http, response, end + shapes.DONE)
+            await _write(http, response, end + shape.done)
         except RequestError as error:
-            await _write(http, response, shapes.frame(HttpError.of(error.failure).body()))
+            await _write(http, response, shape.frame(shape.failed(HttpError.of(error.failure))))
         except ConnectionError:
             raise  # the client has gone
         except Exception:
             log.exception("request %s failed amid its stream", http[REQUEST_ID])
-            await _write(http, response, shapes.frame(internal().body()))
+            await _write(http, response, shape.frame(shape.failed(internal())))
         await response.write_eof()
         return response
 

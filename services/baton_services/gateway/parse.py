@@ -11,7 +11,7 @@ import msgspec
 
 from baton.protocol.errors import RequestError
 from baton_services.gateway.errors import invalid
-from baton_services.gateway.schema import IGNORED, Common
+from baton_services.gateway.schema import IGNORED
 
 MAX_EXPLAINED = 2**20  # bytes: a larger body that is not JSON is not read a second time to say where
 
@@ -40,7 +40,7 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise _not_json(body, str(error)) from error
 
 
-def unknown_fields(body: bytes, kind: type[Common]) -> list[str]:
+def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
     """Names of top-level fields that are neither honoured nor known to be harmless.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from baton.protocol.request import CallDelta, TextDelta, TokenText, Usage
+from baton_services.gateway.errors import HttpError
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -27,6 +28,7 @@ class Whole:
     finish: str
     reasoning: str = ""
     calls: list[CallDelta] = field(default_factory=list)  # whole ones
+    stop: str = ""  # the stop string that ended it
 
 
 def frame(chunk: Json) -> bytes:
@@ -56,13 +58,32 @@ def usage(counts: Usage) -> Json:
     }
 
 
-class Chat:
+class OpenAI:
+    """What OpenAI's two older endpoints share. `counted`: a stream's last chunk has the usage."""
+
+    done = DONE
+
+    def __init__(self, counted: bool) -> None:
+        self.counted = counted
+
+    def failed(self, error: HttpError) -> Json:
+        return dict(error.body())
+
+    def frame(self, chunk: Json) -> bytes:
+        return frame(chunk)
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+
+class Chat(OpenAI):
     """Shapes of `/v1/chat/completions`.
 
     `counted`: chunks say `usage: null`, as the specification has it where one with the usage follows.
     """
 
     def __init__(self, request: str, model: str, *, logprobs: bool, counted: bool = False) -> None:
+        super().__init__(counted)
         self._head = {"id": f"chatcmpl-{request}", "created": int(time.time()), "model": model}
         self._logprobs = logprobs
         self._tail: Json = {"usage": None} if counted else {}
@@ -95,6 +116,9 @@ class Chat:
 
     def last(self, index: int, finish: str) -> list[Json]:
         return [self._chunk(index, {}, None, finish)]
+
+    def end(self, counts: Usage) -> list[Json]:
+        return [self.counts(counts)] if self.counted else []
 
     def counts(self, counts: Usage) -> Json:
         return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage(counts)}
@@ -142,10 +166,11 @@ class _Offset:
         return start
 
 
-class Completion:
+class Completion(OpenAI):
     """Shapes of `/v1/completions`."""
 
-    def __init__(self, request: str, model: str, *, logprobs: int | None) -> None:
+    def __init__(self, request: str, model: str, *, logprobs: int | None, counted: bool = False) -> None:
+        super().__init__(counted)
         self._head = {
             "id": f"cmpl-{request}",
             "object": "text_completion",
@@ -171,6 +196,9 @@ class Completion:
 
     def last(self, index: int, finish: str) -> list[Json]:
         return [self._chunk(self._choice(index, "", [], finish))]
+
+    def end(self, counts: Usage) -> list[Json]:
+        return [self.counts(counts)] if self.counted else []
 
     def counts(self, counts: Usage) -> Json:
         return {**self._head, "choices": [], "usage": usage(counts)}

@@ -57,6 +57,7 @@ class Answer:
         self.described = 0  # tokens with logprobs out
         self.completion_tokens = 0  # up to the token that completes a stop string
         self.finish = ""
+        self.stop = ""  # the stop string that ended it
 
     def echo(self, text: str) -> None:
         """Puts the prompt's text before the answer's. It holds no stop strings."""
@@ -99,7 +100,7 @@ class Answer:
             return piece
         text, hit = self._stops.push(piece, armed=self.completion_tokens >= self._min_tokens)
         if hit:
-            self.finish = "stop"
+            self.finish, self.stop = "stop", self._stops.found
         return text
 
     def _flush(self) -> str:

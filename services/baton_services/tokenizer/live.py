@@ -51,6 +51,7 @@ class LiveRequest:
     holder: str = ""  # the worker whose tokens arrive; until then any leg may hold it
     first_token: float = 0.0
     last_token: float = 0.0
+    begun: bool = False  # the first text is out
     dispatching: bool = False
     over: bool = False
 

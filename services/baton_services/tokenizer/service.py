@@ -201,11 +201,14 @@ class TokenizerService:
         if live.answer.finish:
             await self._finish(live, item, delta)
         elif delta.text or delta.tokens or delta.reasoning or delta.calls:
+            if not live.begun:
+                live.begun, delta.usage = True, live.usage()
             self._outbox.put(live.generate.reply_to, delta)
 
     async def _finish(self, live: LiveRequest, item: Tokens, last: TextDelta) -> None:
         timing = item.timing or live.timing
         last.finish, last.usage, last.timing = live.finish, live.usage(), timing
+        last.stop = live.answer.stop
         self._outbox.put(live.generate.reply_to, last)
         self._figures.ended(live, live.finish)
         self._forget(live)
