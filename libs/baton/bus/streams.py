@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from baton.bus.prompt_rows import cut, joined
 from baton.protocol.base import pack_tokens, token_list
 from baton.protocol.codec import MalformedMessage
 from baton.protocol.errors import Code, Failure
 from baton.protocol.request import Timing
-from baton.protocol.sampling import TokenLogprobs
+from baton.protocol.sampling import PromptRows, TokenLogprobs
 from baton.protocol.work import Tokens
 
 
@@ -35,6 +36,7 @@ class StreamSender:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []  # one a token, or none at all
         self._sent = first
+        self._prompt: PromptRows | None = None  # all that were made of it
 
     @property
     def next_index(self) -> int:
@@ -76,6 +78,30 @@ class StreamSender:
         if not reason and failure is None:
             raise ValueError("a stream ends with a reason or a failure")
         self.finish_reason, self.failure, self._timing = reason, failure, timing
+
+    def score(self, rows: PromptRows) -> Tokens:
+        """Adds rows of the prompt, which follow on those before; the item that brings them."""
+        before = self._prompt
+        self._prompt = rows if before is None else joined(before, rows)
+        return self._rows_item(rows)
+
+    def scored_since(self, start: int) -> Tokens | None:
+        """Every row of the prompt from position `start` on; None if there are none yet.
+
+        What this attempt has not made, because a former one did, cannot be served: a failure.
+        """
+        rows = self._prompt
+        if rows is None and not self.next_index:
+            return None
+        if rows is None or start < rows.start:
+            words = f"this attempt holds no rows of the prompt from {start} on"
+            return Tokens(
+                self.request, self.attempt, 0, b"", failure=Failure(code=Code.STALE, message=words), total=0
+            )
+        return self._rows_item(cut(rows, start))
+
+    def _rows_item(self, rows: PromptRows | None) -> Tokens:
+        return Tokens(self.request, self.attempt, self._sent, b"", prompt=rows)
 
     def fresh(self) -> Tokens:
         """What was not sent yet; possibly empty."""

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.engine.plan import Scores, Slice
+from baton.protocol.sampling import PromptRows
 
 ROWS = 64  # whose logits are made at a time: of a vocabulary of 128,000, 33 MB
 
@@ -67,3 +68,13 @@ def _pieces(part: Slice) -> Iterator[Slice]:
     for at in range(0, len(part.tokens), ROWS):
         tokens = part.tokens[at : at + ROWS]
         yield replace(part, tokens=tokens, start=part.start + at, sample=None, score=None)
+
+
+def packed(scores: Scores, start: int) -> PromptRows:
+    """Scores as they travel; `start` is the position of the first target."""
+    return PromptRows(
+        start=start,
+        chosen=scores.chosen.astype("<f4", copy=False).tobytes(),
+        top_ids=scores.top_ids.astype("<u4", copy=False).tobytes(),
+        top=scores.top.astype("<f4", copy=False).tobytes(),
+    )

@@ -216,10 +216,10 @@ class Control:
         job = self._jobs.get(message.request)
         known = True
         if job is not None and job.attempt == message.attempt:
-            if job.target is None:
-                self._out.put(job.reply_to, job.sender.since(message.start))
+            if job.target is None or message.prompt_start >= 0:
+                self._out.send_again(job.reply_to, job.sender, message.start, message.prompt_start)
         elif self._inbound.attempt(message.request) != message.attempt:
-            known = self._out.resume(message.request, message.attempt, message.start)
+            known = self._out.resume(message.request, message.attempt, message.start, message.prompt_start)
         await delivery.respond(Accepted() if known else _reject(Code.STALE, "this attempt is not known here"))
         await self._out.flush()
 

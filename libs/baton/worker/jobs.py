@@ -11,6 +11,7 @@ from baton.bus.streams import StreamSender
 from baton.engine.engine import Engine, Progress
 from baton.engine.plan import StepPlan
 from baton.engine.reservations import Reservation
+from baton.engine.scoring import packed
 from baton.engine.sequence import Sequence, Status
 from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.handoff import Abandon, Committed
@@ -134,6 +135,8 @@ class Jobs:
                 await self.fail(job, failure)
 
     def _advance(self, job: Job, step: Progress) -> None:
+        if step.scores is not None:
+            self._out.put(job.reply_to, job.sender.score(packed(step.scores, step.scored_from)))
         if step.first and not job.admitted:
             self._stamp_first(job)
         if step.new_tokens:

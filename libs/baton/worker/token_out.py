@@ -48,14 +48,21 @@ class TokenOut:
     def acknowledged(self, request: str, attempt: int) -> None:
         self._ended.pop((request, attempt), None)
 
-    def resume(self, request: str, attempt: int, start: int) -> bool:
+    def resume(self, request: str, attempt: int, start: int, prompt_start: int) -> bool:
         """Sends an ended stream's tokens again; False if it is not known here."""
         entry = self._ended.get((request, attempt))
         if entry is None:
             return False
         _, reply_to, sender = entry
-        self.put(reply_to, sender.since(start))
+        self.send_again(reply_to, sender, start, prompt_start)
         return True
+
+    def send_again(self, reply_to: str, sender: StreamSender, start: int, prompt_start: int) -> None:
+        """A stream's tokens from `start` on, after the rows of its prompt if its owner lacks any."""
+        rows = sender.scored_since(prompt_start) if prompt_start >= 0 else None
+        if rows is not None:
+            self.put(reply_to, rows)
+        self.put(reply_to, sender.since(start))
 
     def expire(self, now: float) -> None:
         while self._ended and next(iter(self._ended.values()))[0] <= now:
