@@ -6,6 +6,8 @@
     baton.v1.<model>.kv.<id>.<epoch>              KV events of a worker
     baton.v1._.ask                                `Ask` for heartbeats, heard by every service
     baton.v1._.text.<id>.<epoch>                  text, to a gateway
+    baton.v1._.limits.<id>.<epoch>                use of API keys, to the gateway that keeps their counts
+    baton.v1._.spent                              `Spent`, heard by every gateway
     baton.v1._.stats.<id>                         metric snapshots
 
 `<model>` is `model_token(name)`; `_` stands for services that serve every model. The epoch is in the
@@ -63,6 +65,14 @@ def all_kv_events(model: str) -> str:
 
 def text(instance: str, epoch: int) -> str:
     return f"{ROOT}.{ANY_MODEL}.text.{instance}.{epoch}"
+
+
+def limits(instance: str, epoch: int) -> str:
+    return f"{ROOT}.{ANY_MODEL}.limits.{instance}.{epoch}"
+
+
+def spent() -> str:
+    return f"{ROOT}.{ANY_MODEL}.spent"
 
 
 def stats(instance: str) -> str:

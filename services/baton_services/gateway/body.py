@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from baton.protocol.errors import Code, Failure, RequestError
-from baton_services.gateway.errors import HttpError
+from baton_services.gateway.errors import HttpError, refused
 
 IDLE_S = 15.0  # without a byte of the body
 TOTAL_S = 120.0
@@ -27,6 +27,7 @@ class Bodies:
 
 
 BODIES = web.AppKey("bodies", Bodies)
+SIZE = "body_size"  # request[SIZE]: bytes of the body that was read
 
 # Ends the connection after the answer: what is left of the body is not worth reading. aiohttp goes on
 # taking (and dropping) bytes for a few seconds, so that the client reads the answer and sees no reset.
@@ -52,6 +53,7 @@ async def read_json(http: web.Request) -> bytes:
             async with asyncio.timeout(min(IDLE_S, until - time.monotonic())):
                 chunk = await http.content.readany()
             if not chunk:
+                http[SIZE] = size
                 return b"".join(chunks)
             size += len(chunk)
             bodies.held += len(chunk)
@@ -62,10 +64,10 @@ async def read_json(http: web.Request) -> bytes:
             chunks.append(chunk)
     except TimeoutError as error:
         words = f"the body came too slowly: nothing for {IDLE_S:g} s, or not complete in {TOTAL_S:g} s"
-        raise HttpError(408, words, code="request_timeout", headers=_CLOSE) from error
+        raise refused("request_timeout", words, headers=_CLOSE) from error
     except (HttpProcessingError, web.RequestPayloadError) as error:
         words = "the body is cut short, or not encoded as its headers say"
-        raise HttpError(400, words, code="invalid_request", headers=_CLOSE) from error
+        raise refused("invalid_request", words, headers=_CLOSE) from error
     finally:
         bodies.held -= size
 
@@ -88,7 +90,7 @@ def _refusal(http: web.Request) -> HttpError | None:
     if http.content_type != "application/json" or charset not in ("utf-8", "utf8", "us-ascii"):
         given = http.headers.get("Content-Type", "none")[:100]
         words = f"send Content-Type: application/json (in UTF-8), not {given!r}"
-        return HttpError(415, words, code="unsupported_content_type", headers=_CLOSE)
+        return refused("unsupported_content_type", words, headers=_CLOSE)
     limit = http.app[BODIES].limit
     return _too_large(limit) if (http.content_length or 0) > limit else None
 
@@ -100,4 +102,4 @@ _TOO_MANY = Failure(
 
 def _too_large(limit: int) -> HttpError:
     words = f"the body is larger than the {limit >> 20} MB that gateway.max_body_mb allows"
-    return HttpError(413, words, code="request_too_large", headers=_CLOSE)
+    return refused("request_too_large", words, headers=_CLOSE)

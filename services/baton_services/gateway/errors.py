@@ -22,6 +22,20 @@ _STATUS: dict[Code, tuple[int, str]] = {
     Code.DEADLINE: (504, "timeout_error"),
     Code.CANCELLED: (499, "cancelled"),
 }
+# What only the gateway says: code -> status and type.
+OWN: dict[str, tuple[int, str]] = {
+    "invalid_request": (400, "invalid_request_error"),
+    "invalid_api_key": (401, "invalid_request_error"),
+    "model_not_allowed": (403, "invalid_request_error"),
+    "model_not_found": (404, "invalid_request_error"),
+    "not_found": (404, "invalid_request_error"),
+    "method_not_allowed": (405, "invalid_request_error"),
+    "request_timeout": (408, "invalid_request_error"),
+    "request_too_large": (413, "invalid_request_error"),
+    "unsupported_content_type": (415, "invalid_request_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
+    "no_metrics": (503, "service_unavailable_error"),
+}
 _RETRY_AFTER_S = {429: 1, 503: 1}
 
 
@@ -75,6 +89,14 @@ class HttpError(Exception):
             content_type="application/json",
             headers=self.headers,
         )
+
+
+def refused(
+    code: str, message: str, *, param: str | None = None, headers: dict[str, str] | None = None
+) -> HttpError:
+    """A refusal of the gateway's own, by its code in `OWN`."""
+    status, kind = OWN[code]
+    return HttpError(status, message, kind=kind, code=code, param=param, headers=headers)
 
 
 def internal() -> HttpError:

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton.config.keys import KeyEntry, KeyFileError, digest, read
 from baton.telemetry.logs import get_logger
-from baton_services.gateway.errors import HttpError
+from baton_services.gateway.errors import refused
 
 log = get_logger(__name__)
 
@@ -149,7 +149,7 @@ def middleware(keys: Keys) -> Middleware:
             key = keys.find(given) if given else None
             if key is None:
                 words = "that key is not valid" if given else "a key is required: Authorization: Bearer KEY"
-                raise HttpError(401, words, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                raise refused("invalid_api_key", words, headers={"WWW-Authenticate": "Bearer"})
             request[KEY] = key
         return await handler(request)
 

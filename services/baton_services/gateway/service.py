@@ -25,9 +25,11 @@ from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import keys, web_app
 from baton_services.gateway.body import BODIES, Bodies, expect
 from baton_services.gateway.conversions import Converter
-from baton_services.gateway.errors import HttpError
+from baton_services.gateway.counts import Counts
+from baton_services.gateway.errors import refused
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
+from baton_services.gateway.limits import Limits
 from baton_services.gateway.page import Page
 
 log = get_logger(__name__)
@@ -50,6 +52,8 @@ class GatewayService:
             self._keys = keys.Keys(settings.api_key, settings.keys_file)
         except KeyFileError as error:
             raise StartupError(str(error)) from error
+        self._counts = Counts(host)
+        self._limits = Limits(self._counts, self._exchanges.models)
 
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Opens the inbox, then the port.
@@ -62,6 +66,7 @@ class GatewayService:
         self._exchanges.start(group, await host.bus.inbox(reply_to, TextBatch))
         group.create_task(self._serve_control(await host.bus.inbox(host.subject, Drain)))
         group.create_task(self._keys.follow())
+        await self._counts.start(group)
         generator = Generator(
             self._exchanges,
             self._metrics,
@@ -109,6 +114,7 @@ class GatewayService:
                 web_app.request_ids(),
                 web_app.errors(self._metrics),
                 keys.middleware(self._keys),
+                self._limits.middleware(),
             ],
         )
         app[BODIES] = Bodies(settings.max_body_mb * 2**20)
@@ -143,16 +149,16 @@ class GatewayService:
 
     # --- the small endpoints -------------------------------------------------------------------------
 
-    async def _models(self, _: web.Request) -> web.Response:
-        data = [self._describe(name) for name in sorted(self._exchanges.models())]
+    async def _models(self, request: web.Request) -> web.Response:
+        names = sorted(self._exchanges.models())
+        data = [self._describe(name) for name in names if self._limits.may_ask(request, name)]
         return _json({"object": "list", "data": data})
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
+        self._limits.check_model(request, name)
         if name not in self._exchanges.models():
-            raise HttpError(
-                404, f"the model {name[:100]!r} is not served here", code="model_not_found", param="model"
-            )
+            raise refused("model_not_found", f"the model {name[:100]!r} is not served here", param="model")
         return _json(self._describe(name))
 
     def _describe(self, name: str) -> dict[str, object]:
@@ -197,9 +203,7 @@ class GatewayService:
             return web.Response(
                 text=reply.text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
             )
-        raise HttpError(
-            503, "no metrics service is running", kind="service_unavailable_error", code="no_metrics"
-        )
+        raise refused("no_metrics", "no metrics service is running")
 
 
 def _http_log() -> logging.Logger:

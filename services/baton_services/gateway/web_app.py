@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 from baton.protocol.errors import RequestError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
-from baton_services.gateway.errors import HttpError, internal
+from baton_services.gateway.errors import HttpError, internal, refused
 
 log = get_logger(__name__)
 
@@ -78,11 +78,11 @@ def _wrong_method(request: web.Request, error: web.HTTPMethodNotAllowed) -> web.
     if request.method == "OPTIONS":
         return web.Response(status=204, headers={"Allow": allowed})
     words = f"{request.method} is not allowed on {request.path}, only {allowed}"
-    return HttpError(405, words, code="method_not_allowed", headers={"Allow": allowed}).response()
+    return refused("method_not_allowed", words, headers={"Allow": allowed}).response()
 
 
 def _not_found(request: web.Request) -> web.StreamResponse:
     if request.method == "OPTIONS" and request.rel_url.raw_path == "*":
         return web.Response(status=204, headers={"Allow": "GET, HEAD, OPTIONS, POST"})
     words = f"there is no {request.method} {request.path[:200]} here"
-    return HttpError(404, words, code="not_found").response()
+    return refused("not_found", words).response()
