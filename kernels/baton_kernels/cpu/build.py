@@ -1,4 +1,7 @@
-"""Compiles the kernels for this machine and keeps the result under the cache folder."""
+"""The compiled kernels: those that came with the package, else compiled here and kept in the cache folder.
+
+Wheels and images bring them (`python -m baton_kernels.cpu.build FOLDER` makes them); a checkout does not.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock
-
 log = logging.getLogger(__name__)
 
 Variant = Literal["avx2", "portable"]
 
 _SOURCE = Path(__file__).parent
+_SHIPPED = _SOURCE / "compiled"  # of this very source, or not looked at: their names hold its hash
 _COMPILERS = ("g++", "clang++", "c++")
 _TIMEOUT_S = 300
 # Contraction off: a multiply-add is fused where the source says so and nowhere else, in every variant.
@@ -62,30 +65,37 @@ def compiler() -> list[str] | None:
 
 
 def available(cache_dir: Path) -> bool:
-    """Whether `build` can give kernels here: they are kept already, or there is a compiler."""
-    return compiler() is not None or _newest(cache_dir, best_variant()) is not None
+    """Whether `build` can give kernels here: they are there already, or there is a compiler."""
+    if compiler() is not None:
+        return True
+    return any(_newest(folder, best_variant()) for folder in (_SHIPPED, _folder(cache_dir)))
 
 
 def is_built(cache_dir: Path) -> bool:
     """Whether `build` would return at once."""
     command = compiler()
-    return command is None or _place(cache_dir, best_variant(), command).exists()
+    if command is None or _newest(_SHIPPED, best_variant()) is not None:
+        return True
+    return _place(cache_dir, best_variant(), command).exists()
 
 
 def build(cache_dir: Path, variant: Variant | None = None) -> Path:
-    """The shared library of a variant, compiled unless it is kept already.
+    """The shared library of a variant, compiled unless it came with the package or is kept already.
 
     Args:
-        cache_dir: the library lies in its `kernels` folder, named by source, compiler and variant.
+        cache_dir: a compiled one lies in its `kernels` folder, named by source, compiler and variant.
         variant: by default the best for this CPU.
 
     Raises:
         BuildError: there is no compiler, or it failed.
     """
     variant = variant or best_variant()
+    shipped = _newest(_SHIPPED, variant)
+    if shipped is not None:
+        return shipped
     command = compiler()
     if command is None:
-        kept = _newest(cache_dir, variant)
+        kept = _newest(_folder(cache_dir), variant)
         if kept is None:
             raise BuildError(
                 "no C++ compiler for the CPU kernels: install g++ or clang++, or use --engine torch"
@@ -94,6 +104,8 @@ def build(cache_dir: Path, variant: Variant | None = None) -> Path:
     path = _place(cache_dir, variant, command)
     if path.exists():
         return path
+    from filelock import FileLock  # not needed, and not there, when a wheel is built
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
@@ -102,6 +114,29 @@ def build(cache_dir: Path, variant: Variant | None = None) -> Path:
     except OSError as error:
         raise BuildError(f"the CPU kernels cannot be kept in {path.parent}: {error}") from error
     return path
+
+
+def ship(folder: Path) -> list[Path]:
+    """Compiles, into `folder`, every variant that CPUs of this kind may need: for a wheel or an image.
+
+    Raises:
+        BuildError: there is no compiler, or it failed.
+    """
+    command = compiler()
+    if command is None:
+        raise BuildError("no C++ compiler for the CPU kernels: install g++ or clang++")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for variant in shipped_variants():
+        path = folder / _place(folder, variant, command).name
+        _compile([*command, *_VARIANT_FLAGS[variant], *_FLAGS], path)
+        made.append(path)
+    return made
+
+
+def shipped_variants() -> list[Variant]:
+    """The variants that a package for this kind of CPU holds."""
+    return ["avx2", "portable"] if platform.machine() in ("x86_64", "AMD64") else ["portable"]
 
 
 def _compile(command: list[str], path: Path) -> None:
@@ -149,8 +184,8 @@ def _stem(variant: Variant) -> str:
     return f"baton-{variant}-{platform.machine()}-{source_hash()}"
 
 
-def _newest(cache_dir: Path, variant: Variant) -> Path | None:
-    kept = sorted(_folder(cache_dir).glob(f"{_stem(variant)}-*.so"), key=lambda path: path.stat().st_mtime)
+def _newest(folder: Path, variant: Variant) -> Path | None:
+    kept = sorted(folder.glob(f"{_stem(variant)}-*.so"), key=lambda path: path.stat().st_mtime)
     return kept[-1] if kept else None
 
 
@@ -168,3 +203,10 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
     return frozenset(line.partition(":")[2].split())
+
+
+if __name__ == "__main__":
+    try:
+        ship(Path(sys.argv[1]))
+    except BuildError as error:
+        sys.exit(f"error: {error}")
