@@ -18,6 +18,7 @@ SHORT = {
     "--host": "gateway.host",
     "--port": "gateway.port",
     "--keys-file": "gateway.keys_file",
+    "--cors": "gateway.cors",
     "--nats": "bus.url",
     "--redis": "kvstore.redis_url",
     "--threads": "worker.threads",

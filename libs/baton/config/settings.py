@@ -152,7 +152,22 @@ class GatewaySettings(Section):
     keys_file: Annotated[
         str, Meta(description="file of hashed keys with their limits, from `baton key`; empty: none")
     ] = ""
+    cors: Annotated[
+        list[str], Meta(description="origins whose pages may use the API, https://host; *: all; empty: none")
+    ] = []
     max_body_mb: Annotated[Positive, Meta(description="largest request body, MB")] = 8
+    bodies_mb: Annotated[Positive, Meta(description="of all bodies coming in at once, MB")] = 256
+    idle_s: Annotated[
+        Positive, Meta(description="a connection's wait for a request, and for all of its headers, s")
+    ] = 75
+    body_idle_s: Annotated[Positive, Meta(description="without a byte of a body before 408, s")] = 15
+    body_s: Annotated[Positive, Meta(description="for all of a body before 408, s")] = 120
+    stalled_s: Annotated[
+        Positive, Meta(description="a client that takes no byte of its answer is cut off after, s")
+    ] = 30
+    unsent_mb: Annotated[
+        Positive, Meta(description="of answers that clients do not take; then the largest is cut off, MB")
+    ] = 256
     max_requests: Annotated[Positive, Meta(description="requests at once before 429")] = 2_048
     request_timeout_s: Annotated[Positive, Meta(description="longest life of one request, s")] = 600
 

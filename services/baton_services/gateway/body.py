@@ -12,18 +12,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 from baton.protocol.errors import Code, Failure, RequestError
 from baton_services.gateway.errors import HttpError, refused
 
-IDLE_S = 15.0  # without a byte of the body
-TOTAL_S = 120.0
-
-MAX_HELD = 256 * 2**20  # bytes of all bodies that are still coming in
-
 
 @dataclass(slots=True)
 class Bodies:
-    """What may come in: bytes of one body, and how much of all bodies is held while they do."""
+    """What may come in: bytes of one body and of all at once, seconds without a byte and in all."""
 
     limit: int
-    held: int = 0
+    limit_held: int
+    idle_s: float
+    total_s: float
+    held: int = 0  # bytes of bodies that are still coming in
 
 
 BODIES = web.AppKey("bodies", Bodies)
@@ -47,10 +45,10 @@ async def read_json(http: web.Request) -> bytes:
         raise refusal
     bodies = http.app[BODIES]
     chunks: list[bytes] = []
-    size, until = 0, time.monotonic() + TOTAL_S
+    size, until = 0, time.monotonic() + bodies.total_s
     try:
         while True:
-            async with asyncio.timeout(min(IDLE_S, until - time.monotonic())):
+            async with asyncio.timeout(min(bodies.idle_s, until - time.monotonic())):
                 chunk = await http.content.readany()
             if not chunk:
                 http[SIZE] = size
@@ -59,11 +57,14 @@ async def read_json(http: web.Request) -> bytes:
             bodies.held += len(chunk)
             if size > bodies.limit:
                 raise _too_large(bodies.limit)
-            if bodies.held > MAX_HELD:
+            if bodies.held > bodies.limit_held:
                 raise RequestError(_TOO_MANY)
             chunks.append(chunk)
     except TimeoutError as error:
-        words = f"the body came too slowly: nothing for {IDLE_S:g} s, or not complete in {TOTAL_S:g} s"
+        words = (
+            f"the body came too slowly: nothing for {bodies.idle_s:g} s (gateway.body_idle_s),"
+            f" or not complete in {bodies.total_s:g} s (gateway.body_s)"
+        )
         raise refused("request_timeout", words, headers=_CLOSE) from error
     except (HttpProcessingError, web.RequestPayloadError) as error:
         words = "the body is cut short, or not encoded as its headers say"

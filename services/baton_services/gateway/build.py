@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from baton.protocol.base import pack_tokens
 from baton.protocol.request import MAX_STOP_CHARS, MAX_STOP_STRINGS, Generate
 from baton.protocol.sampling import SamplingParams
 from baton_services.gateway.errors import invalid, unsupported
+from baton_services.gateway.keys import NOBODY
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
 from baton_services.gateway.structure import structure
 from baton_services.gateway.tooling import tooling
@@ -42,6 +44,7 @@ class Envelope:
     request: str
     reply_to: str
     deadline_ms: int
+    rank: Callable[[int | None], int] = NOBODY.rank  # the priority of a request that asks for this one
 
 
 @dataclass(slots=True)
@@ -130,7 +133,7 @@ def _plan(request: Common, envelope: Envelope, drawn: int, shown: int, prompts: 
         "model": request.model,
         "stop": _stops(request.stop),
         "skip_special_tokens": request.skip_special_tokens is not False,
-        "priority": request.priority or 0,
+        "priority": envelope.rank(request.priority),
         "cache_salt": request.cache_salt or "",
         "structure": structure(request),
     }

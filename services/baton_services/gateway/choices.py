@@ -42,6 +42,15 @@ class Choices:
         """Whether every sequence that was sent off has ended by itself."""
         return all(exchange.over for exchange in self._live.values())
 
+    @property
+    def characters(self) -> int:
+        """Of the answers so far."""
+        return sum(exchange.written for exchange in self._live.values())
+
+    def held(self) -> int:
+        """Bytes of the answers that nobody has taken yet, about."""
+        return sum(exchange.held for exchange in self._live.values())
+
     async def open(self) -> None:
         """Sends each prompt off.
 

@@ -24,6 +24,7 @@ class Direct:
 
     def __init__(self, http: web.Request, response: web.StreamResponse, shape: Shape) -> None:
         self._transport: asyncio.Transport | None = http.transport
+        self._writer = http.writer
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._shape = shape
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -43,5 +44,8 @@ class Direct:
         if transport.is_closing() or transport.get_write_buffer_size() > FULL:
             return False
         frame = around[0] + _encode(delta.text) + around[1]
-        transport.write(b"%x\r\n%b\r\n" % (len(frame), frame) if self._chunked else frame)
+        if self._chunked:
+            frame = b"%x\r\n%b\r\n" % (len(frame), frame)
+        transport.write(frame)
+        self._writer.output_size += len(frame)
         return True

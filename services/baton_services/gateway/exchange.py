@@ -15,6 +15,15 @@ from baton_services.gateway import call_deltas
 MAX_WAITING = 64  # deltas kept apart; more are merged into one
 
 
+TOKEN_BYTES = 256  # of a token with its log-probability, as it is held and sent
+
+
+def _size(delta: TextDelta) -> int:
+    beside = 1 + len(delta.tokens[0].top) if delta.tokens else 0
+    called = sum(len(call.arguments) for call in delta.calls)
+    return len(delta.text) + len(delta.reasoning) + called + TOKEN_BYTES * beside * len(delta.tokens)
+
+
 def _nobody() -> None:
     """Nobody waits yet."""
 
@@ -44,6 +53,16 @@ class Exchange:
     @property
     def id(self) -> str:
         return self.generate.request
+
+    @property
+    def written(self) -> int:
+        """Characters of the answer so far."""
+        return self.characters + self.reasoned + sum(self.calls)
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait, about."""
+        return sum(_size(delta) for delta in self._waiting)
 
     def put(self, delta: TextDelta) -> None:
         """Takes a delta from the bus; drops what was taken before, notices what is missing."""

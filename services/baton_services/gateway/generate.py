@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -19,14 +18,16 @@ from baton_services.gateway.choices import Choices
 from baton_services.gateway.direct import Direct
 from baton_services.gateway.errors import HttpError, internal
 from baton_services.gateway.exchanges import Exchanges
+from baton_services.gateway.keys import caller
+from baton_services.gateway.limits import Limits
 from baton_services.gateway.parse import parse, unknown_fields
+from baton_services.gateway.readers import HELD
 from baton_services.gateway.schema import ChatRequest, Common, CompletionRequest
 from baton_services.gateway.shape import Shape
-from baton_services.gateway.web_app import ECHO_ID, REQUEST_ID
+from baton_services.gateway.web_app import REQUEST_ID
 
 log = get_logger(__name__)
 
-STALLED_S = 30.0
 TIMING_HEADER = "x-baton-timing"  # asks for one SSE comment with where the time went
 
 _STREAM_HEADERS = {
@@ -51,6 +52,7 @@ class Generator:
         max_requests: int,
         timeout_s: int,
         draining: Callable[[], bool],
+        limits: Limits,
     ) -> None:
         self._exchanges = exchanges
         self._metrics = metrics
@@ -58,6 +60,7 @@ class Generator:
         self._max_requests = max_requests
         self._timeout_ms = timeout_s * 1000
         self._draining = draining
+        self._limits = limits
         self._logged: set[str] = set()
 
     async def chat(self, http: web.Request) -> web.StreamResponse:
@@ -81,7 +84,7 @@ class Generator:
         return await self.serve(http, request, plan, shape)
 
     def envelope(self, http: web.Request) -> build.Envelope:
-        return build.Envelope(http[REQUEST_ID], self._reply_to, self._timeout_ms)
+        return build.Envelope(http[REQUEST_ID], self._reply_to, self._timeout_ms, caller(http).rank)
 
     def check_room(self, count: int) -> None:
         """Whether `count` more sequences may be served.
@@ -106,20 +109,27 @@ class Generator:
     ) -> web.StreamResponse:
         choices = Choices(self._exchanges, plan.prompts)
         self.check_room(choices.count)
+        await self._limits.admit(http, request.model, plan)
+        http[HELD] = choices.held
         self._metrics.running.inc()
+        tally = Tally(plan) if request.stream else Answers(plan)
         complete = False
         try:
             await choices.open()
-            if request.stream:
-                response = await self._stream(http, choices, Tally(plan), shape)
+            if isinstance(tally, Answers):
+                response: web.StreamResponse = await self._whole(choices, tally, shape)
             else:
-                response = await self._whole(choices, Answers(plan), shape)
+                response = await self._stream(http, choices, tally, shape)
             complete = True
             return response
         finally:
             self._metrics.running.dec()
             if not complete and not choices.over:
                 self._metrics.disconnects.inc()
+            if tally.complete:
+                self._limits.spent(http, tally.usage())
+            elif choices.characters:
+                self._limits.broke_off(http, choices.characters)
             await choices.close("the client has gone")
 
     async def _whole(self, choices: Choices, answers: Answers, shape: Shape) -> web.Response:
@@ -137,7 +147,7 @@ class Generator:
     ) -> web.StreamResponse:
         """Headers go out with the first text, so that an early failure is a status, not a broken stream."""
         index, delta = await choices.next()
-        response = web.StreamResponse(headers={**_STREAM_HEADERS, "x-request-id": http[ECHO_ID]})
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
         await response.prepare(http)
         direct = Direct(http, response, shape)
         choices.sink = direct.take
@@ -152,7 +162,7 @@ class Generator:
                     chunks += shape.last(index, delta.finish)
                 if tally.complete:
                     break
-                await _write(http, response, b"".join(map(shape.frame, chunks)))
+                await _write(response, b"".join(map(shape.frame, chunks)))
                 direct.begin(index)
                 index, delta = await choices.next()
             chunks += shape.end(tally.usage())
@@ -160,14 +170,14 @@ class Generator:
             end = b"".join(map(shape.frame, chunks))
             if tally.timing is not None and TIMING_HEADER in http.headers:
                 end += b": timing " + msgspec.json.encode(tally.timing) + b"\n\n"
-            await _write(http, response, end + shape.done)
+            await _write(response, end + shape.done)
         except RequestError as error:
-            await _write(http, response, shape.frame(shape.failed(HttpError.of(error.failure))))
+            await _write(response, shape.frame(shape.failed(HttpError.of(error.failure))))
         except ConnectionError:
             raise  # the client has gone
         except Exception:
             log.exception("request %s failed amid its stream", http[REQUEST_ID])
-            await _write(http, response, shape.frame(shape.failed(internal())))
+            await _write(response, shape.frame(shape.failed(internal())))
         await response.write_eof()
         return response
 
@@ -181,26 +191,14 @@ def _counted(request: Common) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
 
 
-async def _write(http: web.Request, response: web.StreamResponse, frames: bytes) -> None:
+async def _write(response: web.StreamResponse, frames: bytes) -> None:
     """Writes to the client, and waits while its socket is full; deltas are merged meanwhile.
 
     Raises:
-        ConnectionError: it is gone, or has not taken a byte for `STALLED_S`.
+        ConnectionError: it is gone, or cut off.
     """
-    if not frames:
-        return
-    transport = http.transport
-    try:
-        async with asyncio.timeout(STALLED_S) as limit:
-            await response.write(frames)
-            return
-    except TimeoutError:
-        if not limit.expired():
-            raise
-    if transport is not None:
-        log.info("request %s: its client took nothing for %g s, cut off", http[REQUEST_ID], STALLED_S)
-        transport.abort()
-    raise ConnectionResetError("the client takes nothing")
+    if frames:
+        await response.write(frames)
 
 
 def server_timing(timing: Timing) -> str:

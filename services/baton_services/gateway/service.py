@@ -25,12 +25,14 @@ from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import keys, web_app
 from baton_services.gateway.body import BODIES, Bodies, expect
 from baton_services.gateway.conversions import Converter
+from baton_services.gateway.cors import Cors
 from baton_services.gateway.counts import Counts
 from baton_services.gateway.errors import refused
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
 from baton_services.gateway.limits import Limits
 from baton_services.gateway.page import Page
+from baton_services.gateway.readers import Readers
 
 log = get_logger(__name__)
 
@@ -50,8 +52,10 @@ class GatewayService:
         settings = host.settings.gateway
         try:
             self._keys = keys.Keys(settings.api_key, settings.keys_file)
-        except KeyFileError as error:
+            self._cors = Cors(settings.cors)
+        except (KeyFileError, ValueError) as error:
             raise StartupError(str(error)) from error
+        self._readers = Readers(stalled_s=settings.stalled_s, limit=settings.unsent_mb * 2**20)
         self._counts = Counts(host)
         self._limits = Limits(self._counts, self._exchanges.models)
 
@@ -66,6 +70,7 @@ class GatewayService:
         self._exchanges.start(group, await host.bus.inbox(reply_to, TextBatch))
         group.create_task(self._serve_control(await host.bus.inbox(host.subject, Drain)))
         group.create_task(self._keys.follow())
+        group.create_task(self._readers.watch())
         await self._counts.start(group)
         generator = Generator(
             self._exchanges,
@@ -74,6 +79,7 @@ class GatewayService:
             max_requests=settings.max_requests,
             timeout_s=settings.request_timeout_s,
             draining=host.stopping.is_set,
+            limits=self._limits,
         )
         self._runner = web.AppRunner(
             self._app(generator),
@@ -81,7 +87,7 @@ class GatewayService:
             access_log=None,
             logger=_http_log(),
             shutdown_timeout=1.0,
-            keepalive_timeout=75.0,
+            keepalive_timeout=settings.idle_s,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1_024)
@@ -113,11 +119,16 @@ class GatewayService:
             middlewares=[
                 web_app.request_ids(),
                 web_app.errors(self._metrics),
+                self._cors.middleware(),
                 keys.middleware(self._keys),
                 self._limits.middleware(),
             ],
         )
-        app[BODIES] = Bodies(settings.max_body_mb * 2**20)
+        app.on_response_prepare.append(self._readers.add)
+        app.on_response_prepare.append(web_app.common_headers(self._cors))
+        app[BODIES] = Bodies(
+            settings.max_body_mb * 2**20, settings.bodies_mb * 2**20, settings.body_idle_s, settings.body_s
+        )
         converter = Converter(self._exchanges)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,6 +12,8 @@ from aiohttp.typedefs import Handler, Middleware
 from baton.protocol.errors import RequestError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
+from baton_services.gateway import limits
+from baton_services.gateway.cors import Cors
 from baton_services.gateway.errors import HttpError, internal, refused
 
 log = get_logger(__name__)
@@ -29,9 +32,6 @@ def request_ids() -> Middleware:
         theirs = request.headers.get("x-request-id", "")
         request[ECHO_ID] = theirs if _client_id.fullmatch(theirs) else request[REQUEST_ID]
         response = await handler(request)
-        if not response.prepared:
-            response.headers["x-request-id"] = request[ECHO_ID]
-            response.headers["X-Content-Type-Options"] = "nosniff"
         if request[ECHO_ID] != request[REQUEST_ID]:
             log.info(
                 "%s %s",
@@ -42,6 +42,18 @@ def request_ids() -> Middleware:
         return response
 
     return middleware
+
+
+def common_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """What every answer carries, streams and errors as well; for `Application.on_response_prepare`."""
+
+    async def add(request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["x-request-id"] = request[ECHO_ID]
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers.update(limits.headers(request))
+        response.headers.update(cors.headers(request))
+
+    return add
 
 
 def errors(metrics: GatewayMetrics) -> Middleware:

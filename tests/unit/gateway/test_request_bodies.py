@@ -12,7 +12,6 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from baton.protocol.errors import RequestError
-from baton_services.gateway import body
 from baton_services.gateway.body import BODIES, Bodies, expect, read_json
 from baton_services.gateway.errors import HttpError
 
@@ -31,7 +30,7 @@ async def echo(http: web.Request) -> web.Response:
 @pytest.fixture
 async def server() -> AsyncIterator[TestServer]:
     app = web.Application()
-    app[BODIES] = Bodies(1_000)
+    app[BODIES] = Bodies(limit=1_000, limit_held=2**20, idle_s=5.0, total_s=10.0)
     app.router.add_post("/", echo, expect_handler=expect)
     async with TestServer(app) as server:
         yield server
@@ -76,20 +75,20 @@ async def test_what_is_compressed_counts_unpacked(server: TestServer) -> None:
     assert await post(server, packed, **{"Content-Encoding": "deflate"}) == (200, {"read": 900})
 
 
-async def test_a_body_that_stops_coming(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "IDLE_S", 0.05)
+async def test_a_body_that_stops_coming(server: TestServer) -> None:
+    server.app[BODIES].idle_s = 0.05
     status, answer = await post(server, slowly(0.5))
     assert (status, answer["error"]["code"]) == (408, "request_timeout")
 
 
-async def test_a_body_that_takes_for_ever(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "TOTAL_S", 0.1)
+async def test_a_body_that_takes_for_ever(server: TestServer) -> None:
+    server.app[BODIES].total_s = 0.1
     status, answer = await post(server, slowly(0.03, pieces=20))
     assert (status, answer["error"]["code"]) == (408, "request_timeout")
 
 
-async def test_too_many_at_once(server: TestServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "MAX_HELD", 50)
+async def test_too_many_at_once(server: TestServer) -> None:
+    server.app[BODIES].limit_held = 50
     first = asyncio.create_task(post(server, slowly(0.1, pieces=4)))
     await asyncio.sleep(0.25)
     status, answer = await post(server, b"x" * 40)
