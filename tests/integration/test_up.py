@@ -173,13 +173,12 @@ def test_ready_is_said_after_a_request_went_the_whole_way(cluster: Up) -> None:
 
 def test_status_shows_one_process_a_service_and_worker(cluster: Up) -> None:
     services = cluster.services()
-    names = {
-        f"{role}-0" for role in ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics")
-    }
+    roles = ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics", "batch")
+    names = {f"{role}-0" for role in roles}
     assert set(services) == names | {"prefill-1", "decode-1"}
     assert {beat["state"] for beat in services.values()} == {"ready"}
     pids = {int(str(beat["pid"])) for beat in services.values()}
-    assert len(pids) == 9
+    assert len(pids) == 10
     assert pids <= {process.pid for process in cluster.family()}
     table = cluster.baton("status")
     assert table.returncode == 0

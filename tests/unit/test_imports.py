@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIBS, SERVICES, KERNELS = ROOT / "libs", ROOT / "services", ROOT / "kernels"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SERVICE_NAMES = ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics")
+SERVICE_NAMES = ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics", "batch")
 LIGHT = (
     "baton.cli.main",
     "baton.placement",

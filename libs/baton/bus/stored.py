@@ -11,15 +11,15 @@ import contextlib
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from nats.aio.msg import Msg
 
-from baton.bus.connection import Bus, BusDown, CallTimeout
+from baton.bus.connection import Bus, BusDown, CallTimeout, NoResponder
 
 API = "$JS.API"
 TIMEOUT_S = 5.0
@@ -30,6 +30,11 @@ COUNTER_IDLE_S = 120
 WRONG_SEQUENCE = 10_071
 _NOT_FOUND = 404
 _EXISTS = 10_058  # a stream of that name, configured otherwise
+
+
+AWAY = (BusDown, CallTimeout, NoResponder)  # the server is not there; it may come back
+
+T = TypeVar("T")
 
 
 class StoreError(Exception):
@@ -176,6 +181,23 @@ class Streams:
         return _checked(
             await self.bus.request(f"{API}.{path}", msgspec.json.encode(body), timeout_s=TIMEOUT_S)
         )
+
+
+async def patiently(call: Callable[[], Awaitable[T]], *, for_s: float = float("inf")) -> T:
+    """Makes a call that may be made again, until the server is there.
+
+    Raises:
+        BusDown, CallTimeout, NoResponder: it was away for `for_s` seconds. Whatever else the call raises.
+    """
+    until, pause_s = time.monotonic() + for_s, 0.05
+    while True:
+        try:
+            return await call()
+        except AWAY:
+            if time.monotonic() + pause_s >= until:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.0, pause_s * 1.5)
 
 
 class Work:

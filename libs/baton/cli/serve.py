@@ -12,7 +12,7 @@ from baton.cli.flags import add_settings, load_settings
 # Named, not imported: the libraries know no service, and only the one asked for is loaded.
 SERVICES = {
     name: f"baton_services.{name}.main"
-    for name in ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics")
+    for name in ("gateway", "tokenizer", "router", "prefill", "decode", "kvstore", "metrics", "batch")
 }
 WORKERS = ("prefill", "decode")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workers = parser.add_argument_group("workers")
     workers.add_argument("--prefill", type=_count, default=1, metavar="N", help="prefill workers; default 1")
     workers.add_argument("--decode", type=_count, default=1, metavar="M", help="decode workers; default 1")
+    jobs = parser.add_argument_group("batch jobs")
+    jobs.add_argument("--batch", type=_count, default=1, metavar="N", help="batch services; default 1")
     add_settings(parser)
 
 
@@ -57,7 +59,14 @@ def run(args: argparse.Namespace) -> int:
     from baton.cli.supervisor.display import make_display
 
     display = make_display(log_format=settings.telemetry.log_format)
-    cluster = Cluster(settings, prefill=args.prefill, decode=args.decode, own_bus=own_bus, display=display)
+    cluster = Cluster(
+        settings,
+        prefill=args.prefill,
+        decode=args.decode,
+        own_bus=own_bus,
+        display=display,
+        batch=args.batch,
+    )
     try:
         return asyncio.run(cluster.run())
     except (BusDown, BusRefused, OSError) as error:

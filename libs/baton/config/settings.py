@@ -202,3 +202,26 @@ class Settings(Section):
     gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
     telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
+class BatchSettings(Section):
+    max_in_flight: Annotated[
+        Count, Meta(description="requests of one model run at once; 0: as many as its workers have room for")
+    ] = 0
+    max_attempts: Annotated[
+        Positive, Meta(description="runs of a request that fails with 5xx; 429 and 503 do not count")
+    ] = 3
+    max_file_mb: Annotated[Positive, Meta(description="largest file that /v1/files takes, MB")] = 200
+    files_mb: Annotated[Positive, Meta(description="most that all files take together, MB")] = 8_192
+    keep_days: Annotated[
+        Positive, Meta(description="how long results, finished jobs and output files are kept, days")
+    ] = 30
+
+
+class ServiceSettings(Section):
+    state_file: Annotated[
+        str,
+        Meta(description="file that tells `baton doctor --probe` how this process fares; empty: none"),
+    ] = ""
+
+
+    batch: BatchSettings = msgspec.field(default_factory=BatchSettings)
+    service: ServiceSettings = msgspec.field(default_factory=ServiceSettings)

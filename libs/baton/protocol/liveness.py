@@ -16,6 +16,7 @@ class Role(enum.StrEnum):
     DECODE = "decode"
     KVSTORE = "kvstore"
     METRICS = "metrics"
+    BATCH = "batch"
 
 
 class State(enum.StrEnum):

@@ -153,3 +153,15 @@ class KvStoreMetrics:
         self.errors = Counter(
             "baton_kvstore_errors", "Operations that failed and counted as misses", tier, registry=registry
         )
+
+
+class BatchMetrics(LoadMetrics):
+    """A batch service. `results` is labelled `outcome`: completed, failed, repeated (there was one already),
+    dropped (the job had ended), returned (its job was not found, it is looked at again)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.results = Counter(
+            "baton_batch_results", "Requests of jobs ended", ["outcome"], registry=registry
+        )
+        self.jobs = Gauge("baton_batch_jobs", "Jobs that this service sees to", registry=registry)

@@ -23,6 +23,7 @@ from baton.service.base import ServiceHost, StartupError
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import GatewayMetrics
 from baton_services.gateway import keys, web_app
+from baton_services.gateway.batch.api import BatchApi
 from baton_services.gateway.body import BODIES, Bodies, expect
 from baton_services.gateway.conversions import Converter
 from baton_services.gateway.cors import Cors
@@ -50,6 +51,7 @@ class GatewayService:
         self._runner: web.AppRunner | None = None
         self._created = int(time.time())
         settings = host.settings.gateway
+        self._batch = BatchApi(host)
         try:
             self._keys = keys.Keys(settings.api_key, settings.keys_file)
             self._cors = Cors(settings.cors)
@@ -100,6 +102,7 @@ class GatewayService:
             ) from error
         host.beat.url = self._url()
         host.beat.state = State.READY
+        await self._batch.start(group, self._runner)
         await host.announce()
         log.info("listening on %s", host.beat.url)
 
@@ -114,6 +117,7 @@ class GatewayService:
             await self._runner.cleanup()
 
     def _app(self, generator: Generator) -> web.Application:
+        await self._batch.stop()
         settings = self._host.settings.gateway
         app = web.Application(
             middlewares=[
@@ -145,6 +149,7 @@ class GatewayService:
         app.router.add_get("/cluster", page.cluster)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
+        self._batch.mount(app)
         app.router.add_get("/metrics", self._metrics_text)
         return app
 

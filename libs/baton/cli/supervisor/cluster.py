@@ -32,10 +32,18 @@ class Cluster:
     """One run of `baton up`."""
 
     def __init__(
-        self, settings: Settings, *, prefill: int, decode: int, own_bus: bool, display: Display
+        self,
+        settings: Settings,
+        *,
+        prefill: int,
+        decode: int,
+        own_bus: bool,
+        display: Display,
+        batch: int = 1,
     ) -> None:
         self.settings = settings
         self.workers = prefill, decode
+        self.batch = batch
         self.own_bus = own_bus
         self.display = display
         self.children: dict[str, Child] = {}
@@ -104,7 +112,13 @@ class Cluster:
         cores = plan.usable_cores()
         threads = plan.threads_each(self.settings, prefill + decode, cores)
         made = plan.specs(
-            self.settings, bus_settings, prefill=prefill, decode=decode, threads=threads, environ=os.environ
+            self.settings,
+            bus_settings,
+            prefill=prefill,
+            decode=decode,
+            threads=threads,
+            environ=os.environ,
+            batch=self.batch,
         )
         self.display.say(f"starting {plan.describe(made, threads, cores)}")
         self.children = {

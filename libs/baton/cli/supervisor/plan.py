@@ -15,10 +15,17 @@ from baton.config.environ import to_environ
 from baton.config.settings import BusSettings, Settings
 
 # Also the order of the list that people see. One of each but for the workers.
-STARTED = ("router", "tokenizer", "prefill", "decode", "kvstore", "metrics", "gateway")
+STARTED = ("router", "tokenizer", "prefill", "decode", "kvstore", "metrics", "gateway", "batch")
 
-# Who leaves first: the gateway ends its clients' streams while all that they need still runs.
-STOPPED = (("gateway",), ("tokenizer",), ("prefill", "decode"), ("router",), ("kvstore",), ("metrics",))
+# Who leaves first: the gateway and batch end what they have begun while all that they need still runs.
+STOPPED = (
+    ("gateway", "batch"),
+    ("tokenizer",),
+    ("prefill", "decode"),
+    ("router",),
+    ("kvstore",),
+    ("metrics",),
+)
 
 
 def usable_cores() -> int:
@@ -58,6 +65,7 @@ def specs(
     decode: int,
     threads: int,
     environ: Mapping[str, str],
+    batch: int = 1,
 ) -> list[Spec]:
     """What to start. Settings travel by environment: a command line can be read by every user.
 
@@ -69,7 +77,7 @@ def specs(
     base = {name: value for name, value in environ.items() if not name.startswith("BATON_")}
     base |= to_environ(settings)
     base |= {"BATON_SUPERVISED": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    counts = {"prefill": prefill, "decode": decode}
+    counts = {"prefill": prefill, "decode": decode, "batch": batch}
     made = []
     for role in STARTED:
         for number in range(counts.get(role, 1)):

@@ -1,0 +1,1 @@
+"""Asynchronous jobs on JetStream, and OpenAI's batches on the same queue."""

@@ -1,0 +1,230 @@
+"""Taking requests from the queue, and running as many as there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import msgspec
+from nats.aio.msg import Msg
+
+from baton.batch import names, results
+from baton.batch.order import prefix_key
+from baton.batch.results import Item
+from baton.bus.stored import AWAY, StoreError, Work, delivered, patiently, sequence
+from baton.protocol.liveness import Role
+from baton.service.base import ServiceHost
+from baton.telemetry.logs import get_logger
+from baton.telemetry.metrics import BatchMetrics
+from baton_services.batch.outlet import Outlet
+from baton_services.batch.pace import Pace, room
+from baton_services.batch.requests import JobOver, Runner
+from baton_services.batch.window import Entry, Window
+
+log = get_logger(__name__)
+
+ACK_WAIT_S = 10.0  # a service that is killed holds its requests up for so long
+PROGRESS_S = 3.0
+WINDOW = 512  # requests taken and not begun
+WINDOW_BYTES = 64 * 2**20
+ROUND_S = 0.25
+RETURN_S = 2.0  # until a request whose job is not found is handed out again
+MAX_DELIVERIES = 200  # a request that ends its service each time is not tried for ever
+MAX_PENDING = 20_000
+
+_item = msgspec.msgpack.Decoder(Item)
+
+
+class _Model(msgspec.Struct):
+    model: str
+
+
+class Dispatcher:
+    """Holds a window of requests, begins them in prefix order, and acknowledges each with its result."""
+
+    def __init__(self, host: ServiceHost, runner: Runner, outlet: Outlet, metrics: BatchMetrics) -> None:
+        self._host = host
+        self._runner = runner
+        self._outlet = outlet
+        self._metrics = metrics
+        self._queues: list[tuple[str, Work]] = []
+        self._windows: dict[str, Window] = {}
+        self._paces: dict[str, Pace] = {}
+        self._running: dict[str, int] = {}
+        self._held: dict[int, Entry] = {}  # taken and not acknowledged
+        self._held_bytes = 0
+        self._changed = asyncio.Event()
+        self._draining = False
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Opens the queues, which must exist."""
+        for priority in names.PRIORITIES:
+            queue = Work(self._host.bus, names.ITEM_STREAM, priority)
+            await queue.open()
+            self._queues.append((priority, queue))
+        self._group = group
+        group.create_task(self._take())
+        group.create_task(self._begin())
+        group.create_task(self._hold())
+
+    async def drain(self) -> None:
+        """Begins nothing more; what waits goes back for others to take."""
+        self._draining = True
+        for window in self._windows.values():
+            while len(window):
+                entry = window.pop()
+                with contextlib.suppress(*AWAY):
+                    await self._queues[entry.priority][1].again(entry.msg, 0.0)
+                self._drop(entry)
+
+    @property
+    def running(self) -> int:
+        return sum(self._running.values())
+
+    # --- taking ------------------------------------------------------------------------------------------
+
+    async def _take(self) -> None:
+        """Keeps the window full, the highest priority first."""
+        while not self._draining:
+            waiting = len(self._held) - self.running
+            took = 0
+            if waiting < WINDOW and self._held_bytes < WINDOW_BYTES:
+                took = await self._pull(WINDOW - waiting)
+            if not took:
+                await self._sleep(ROUND_S)
+
+    async def _pull(self, most: int) -> int:
+        took = 0
+        for rank, (_, queue) in enumerate(self._queues):
+            if took >= most:
+                break
+            try:
+                found = await queue.pull(min(most - took, 128))
+            except AWAY:
+                await self._host.bus.up.wait()
+                return took
+            except StoreError as error:
+                log.warning("the queue does not answer: %s", error)
+                return took
+            for msg in found:
+                self._add(msg, rank)
+            took += len(found)
+        self._changed.set()
+        return took
+
+    def _add(self, msg: Msg, rank: int) -> None:
+        seq = sequence(msg)
+        held = self._held.get(seq)
+        if held is not None:  # handed out again while we were at it: the newest delivery counts
+            held.msg = msg
+            return
+        item = _item.decode(msg.data)
+        body = msgspec.json.decode(item.body)
+        again = delivered(msg) > 1
+        entry = Entry(prefix_key(item.endpoint, body), seq, item, str(body.get("model")), msg, rank, again)
+        self._held[seq] = entry
+        self._held_bytes += len(msg.data)
+        self._windows.setdefault(entry.model, Window()).add(entry)
+
+    # --- beginning ---------------------------------------------------------------------------------------
+
+    async def _begin(self) -> None:
+        while True:
+            now = time.monotonic()
+            for model, window in list(self._windows.items()):
+                pace = self._paces.setdefault(model, Pace())
+                limit = pace.limit(self._room(model), now)
+                while len(window) and self._running.get(model, 0) < limit and not self._draining:
+                    self._start(window.pop(), pace)
+                if not len(window) and not self._running.get(model):
+                    del self._windows[model]
+            self._metrics.running.set(self.running)
+            self._metrics.waiting.set(len(self._held) - self.running)
+            await self._sleep(ROUND_S)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until something changes, or for so long."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _room(self, model: str) -> int:
+        """This service's share of the workers' room."""
+        directory = self._host.directory
+        real = next(
+            (
+                beat.model_info.name
+                for beat in directory.live(Role.TOKENIZER)
+                if beat.model_info and model in (beat.model_info.name, *beat.model_info.aliases)
+            ),
+            model,
+        )
+        services = max(1, len(directory.live(Role.BATCH)))
+        workers = [beat for beat in directory.live(Role.DECODE) if beat.model == real]
+        workers = workers or [beat for beat in directory.live(Role.PREFILL) if beat.model == real]
+        most = room(workers, self._running.get(model, 0) * services)
+        most = min(most, self._host.settings.batch.max_in_flight or most)
+        return max(1, most // services)
+
+    def _start(self, entry: Entry, pace: Pace) -> None:
+        self._running[entry.model] = self._running.get(entry.model, 0) + 1
+        self._group.create_task(self._run(entry, pace))
+
+    async def _run(self, entry: Entry, pace: Pace) -> None:
+        try:
+            try:
+                outcome = await self._result(entry, pace)
+            except StoreError as error:  # a full disk, say
+                log.error("request %s of job %s: %s", entry.item.token, entry.item.job, error)
+                outcome = "returned"
+            self._metrics.results.labels(outcome).inc()
+            queue = self._queues[entry.priority][1]
+            if outcome == "returned":
+                await patiently(lambda: queue.again(entry.msg, RETURN_S))
+            else:  # double: it leaves our hands once the server knows that it is done
+                await patiently(lambda: queue.done(entry.msg))
+            self._drop(entry)
+        finally:
+            self._running[entry.model] -= 1
+            self._changed.set()
+
+    def _drop(self, entry: Entry) -> None:
+        del self._held[entry.seq]
+        self._held_bytes -= len(entry.msg.data)
+
+    async def _result(self, entry: Entry, pace: Pace) -> str:
+        """Sees to it that there is a result, if one is wanted. What came of it, in a word."""
+        item = entry.item
+        known = await self._runner.known(item)
+        if known is None:
+            return "returned"
+        if not known:
+            return "dropped"
+        if entry.redelivered and await self._outlet.settled(item):
+            return "repeated"
+        if delivered(entry.msg) > MAX_DELIVERIES:
+            words = f"given up: begun {MAX_DELIVERIES} times, and no service came to an end with it"
+            result = results.failed(item, "dead_letter", words)
+        else:
+            try:
+                result = await self._runner.run(item, names.PRIORITIES[entry.priority], pace)
+            except JobOver:
+                return "dropped"
+            pace.succeeded(self._room(entry.model))
+        if not await self._outlet.store(item, result):
+            return "repeated"
+        return "failed" if result.failed else "completed"
+
+    async def _hold(self) -> None:
+        """Tells the server that all we hold is being worked on."""
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            try:
+                for entry in list(self._held.values()):
+                    await self._queues[entry.priority][1].going_on(entry.msg)
+            except AWAY:
+                continue
