@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -250,6 +251,10 @@ class Bus:
         self._subscriptions[inbox] = await self._subscribe(subject, inbox.accept)
         self.inboxes.append(inbox)
         return inbox
+
+    def own_subject(self) -> str:
+        """A new subject that only this connection listens on, by `listen`."""
+        return f"{self._replies.subject[:-1]}own.{secrets.token_hex(8)}"
 
     async def listen(self, subject: str, receiver: Receiver) -> None:
         """Calls `receiver`, which must be quick, with each message as it came, for as long as the bus lives.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ class Work:
         self._bus = bus
         self._consumer = f"{consumer} of {stream}"
         self._next = f"{API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = f"_INBOX.{secrets.token_hex(12)}"
+        self._inbox = bus.own_subject()
         self._found: list[Msg] = []
         self._status = ""
         self._arrived = asyncio.Event()
