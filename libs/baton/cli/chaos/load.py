@@ -1,4 +1,4 @@
-"""The load of a chaos run: streamed requests whose right answers are known."""
+"""The load of a chaos run: streamed requests, all at once, or at a given rate."""
 
 from __future__ import annotations
 
@@ -6,123 +6,65 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 
-RETRIES = 40  # connections refused before the first byte: another gateway, as any client would
-RETRY_S = 0.1
-TOTAL_S = 120.0
+from baton.cli.chaos.requests import Request
 
-Body = dict[str, Any]
+RETRIES = 100  # connections refused before the first byte: another gateway, as any client would
+RETRY_S = 0.1
+TOTAL_S = 240.0
+BURST = 6  # requests that come together: a rate alone would seldom have several in flight
 
 
 class Cut(Exception):
     """An answer broke off, or was an error."""
 
 
-@dataclass(slots=True)
-class Request:
-    """One request, and what became of it."""
-
-    index: int
-    body: Body
-    expected: str = ""
-    text: str = ""
-    error: str = ""
-    slowest_s: float = 0.0  # the longest time between two pieces of its answer, or before the first
-    began: float = 0.0  # monotonic
-    first_s: float = 0.0  # until the first piece of its answer
-    seconds: float = 0.0
-    left: bool = False  # its client went away on purpose
-    ended: bool = False  # its last piece has come
-
-    @property
-    def lost(self) -> bool:
-        return bool(self.error) and not self.left
-
-    @property
-    def wrong(self) -> bool:
-        return self.ended and self.text != self.expected
-
-
-def make(count: int, *, model: str, seed: int, tokens: int, longest: int) -> list[Request]:
-    """Requests: prompts of 50 to `longest` tokens, half greedy, half sampled, some with penalties."""
-    made = []
-    rng = random.Random(seed)
-    for index in range(count):
-        length = rng.randrange(50, longest + 1)
-        body: Body = {"model": model, "stream": True, "max_tokens": tokens, "temperature": 0}
-        if model == "mock":
-            body["prompt"] = [rng.randrange(97, 123) for _ in range(length)]
-        else:
-            body["prompt"] = " ".join(rng.choice(_WORDS) for _ in range(length))
-            body["ignore_eos"] = True
-        if index % 2:
-            body |= {"temperature": 0.8, "top_p": 0.95, "seed": index}
-        if index % 4 == 3:
-            body |= {"presence_penalty": 0.4, "frequency_penalty": 0.2}
-        made.append(Request(index, body))
-    return made
-
-
-_WORDS = (
-    "the",
-    "of",
-    "water",
-    "light",
-    "river",
-    "stone",
-    "small",
-    "early",
-    "winter",
-    "road",
-    "house",
-    "quiet",
-)
-
-
-def expect_mock(requests: list[Request]) -> None:
-    """Fills in the undisturbed texts, which the mock's rules give."""
-    from baton.protocol.sampling import SamplingParams
-    from baton.runner.mock import expected_tokens
-
-    known = SamplingParams.__struct_fields__
-    for request in requests:
-        params = SamplingParams(**{key: value for key, value in request.body.items() if key in known})
-        tokens = expected_tokens(request.body["prompt"], params)
-        request.expected = bytes(tokens).decode()
+class TurnedAway(Exception):
+    """A gateway that drains: as its answer says, another one serves."""
 
 
 @dataclass(slots=True)
 class Load:
-    """Sends requests, `at_once` at a time, to whichever gateways there are."""
+    """Sends requests to whichever gateways there are: `at_once` in flight, or `rate` a second in bursts."""
 
     gateways: Callable[[], list[str]]
     at_once: int
+    rate: float = 0.0
     running: set[int] = field(default_factory=set)
     done: int = 0
 
     async def run(self, requests: list[Request]) -> None:
         """Returns when every request has ended, one way or the other."""
-        waiting = iter(requests)
-
-        async def client() -> None:
-            async with _session() as session:
-                for request in waiting:
-                    self.running.add(request.index)
-                    await self._one(session, request)
-                    self.running.discard(request.index)
-                    self.done += 1
-
-        await asyncio.gather(*(client() for _ in range(self.at_once)))
+        async with _session() as session:
+            if self.rate:
+                await self._at_rate(session, requests)
+            else:
+                waiting = iter(requests)
+                await asyncio.gather(*(self._client(session, waiting) for _ in range(self.at_once)))
 
     async def send(self, request: Request) -> None:
         """One request beside the others."""
         async with _session() as session:
             await self._one(session, request)
+
+    async def _at_rate(self, session: aiohttp.ClientSession, requests: list[Request]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(requests), BURST):
+                burst = requests[start : start + BURST]
+                for request in burst:
+                    group.create_task(self._client(session, iter([request])))
+                await asyncio.sleep(len(burst) / self.rate)
+
+    async def _client(self, session: aiohttp.ClientSession, waiting: Iterator[Request]) -> None:
+        for request in waiting:
+            self.running.add(request.index)
+            await self._one(session, request)
+            self.running.discard(request.index)
+            self.done += 1
 
     async def _one(self, session: aiohttp.ClientSession, request: Request) -> None:
         request.began = began = time.monotonic()
@@ -132,7 +74,7 @@ class Load:
                 if urls:
                     await self._stream(session, random.choice(urls), request)
                     break
-            except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, TurnedAway) as error:
                 if request.text or attempt + 1 == RETRIES:
                     request.error = f"{type(error).__name__}: {error}"
                     break
@@ -148,7 +90,8 @@ class Load:
         before = time.monotonic()
         async with session.post(f"{url}/v1/completions", json=request.body) as answer:
             if answer.status != 200:
-                raise Cut(f"{answer.status} {(await answer.text())[:200]}")
+                words = f"{answer.status} {(await answer.text())[:200]}"
+                raise TurnedAway(words) if "server_is_draining" in words else Cut(words)
             async for line in answer.content:
                 if not line.startswith(b"data: "):
                     continue
@@ -167,19 +110,18 @@ class Load:
         if not request.ended:
             raise Cut("the stream ended without [DONE]")
 
+    async def leave_early(self, request: Request, after_s: float) -> None:
+        """A client that goes away in the middle."""
+        request.left = True
+        async with _session() as session:
+            try:
+                async with asyncio.timeout(after_s):
+                    await self._one(session, request)
+            except TimeoutError:
+                return
+
 
 def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=TOTAL_S), connector=aiohttp.TCPConnector(limit=0)
     )
-
-
-async def leave_early(load: Load, request: Request, after_s: float) -> None:
-    """A client that goes away in the middle."""
-    request.left = True
-    async with _session() as session:
-        try:
-            async with asyncio.timeout(after_s):
-                await load._one(session, request)
-        except TimeoutError:
-            return

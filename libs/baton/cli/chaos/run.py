@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import psutil
 
-from baton.cli.chaos.load import Load, Request, expect_mock, make
+from baton.cli.chaos.load import Load
+from baton.cli.chaos.requests import Request, Undisturbed, expect_mock, make
 from baton.cli.chaos.scenarios import SCENARIOS, Run, Scenario
 from baton.cli.chaos.stage import WORKERS, Stage, StageError, staged
 from baton.config.settings import Settings
 from baton.protocol.liveness import Role
 
 SETTLE_S = 6.0  # heartbeats tell within a second what is held; a cancelled pull ends in less
+SLOW_S = 5.0  # a longer pause in an answer is told
+FOLDER = "baton-chaos-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,8 @@ class Options:
     longest: int = 1_500
     every_s: float = 5.0
     seed: int = 1
+    load: float = 0.0  # share of the measured capacity that is asked for; 0: `at_once` in flight
+    log: Path | None = None  # where the services' lines go
 
 
 @dataclass(slots=True)
@@ -41,6 +51,8 @@ class Report:
     wrong: int = 0
     leaked: int = 0
     slowest_s: float = 0.0
+    slow: int = 0  # answers with a pause of more than SLOW_S
+    back_s: float = 0.0  # the longest until a killed process was ready again; 0: none was killed
     seconds: float = 0.0
     blows: int = 0
     notes: list[str] = field(default_factory=list)
@@ -54,51 +66,72 @@ class Report:
         text = (
             f"{self.name:<10} {self.requests} requests, {self.blows} blows: lost {self.lost} "
             f"wrong {self.wrong} leaked {self.leaked}  "
-            f"slowest pause {self.slowest_s:.2f} s  ({self.seconds:.0f} s)"
+            f"slow {self.slow}, longest pause {self.slowest_s:.2f} s"
         )
-        return "\n".join([text, *(f"    {note}" for note in self.notes[:8])])
+        if self.back_s:
+            text += f", ready again within {self.back_s:.1f} s"
+        return "\n".join([f"{text}  ({self.seconds:.0f} s)", *(f"    {note}" for note in self.notes[:10])])
 
 
-async def run_scenario(name: str, settings: Settings, options: Options) -> Report:
+async def run_scenario(
+    name: str, settings: Settings, options: Options, undisturbed: Undisturbed | None = None
+) -> Report:
     """Starts a cluster, hurts it under load, and takes it down.
+
+    `undisturbed` spares a run without blows to those who know what that gives, and learns it otherwise.
 
     Raises:
         StageError: it does not start.
     """
     scenario = SCENARIOS[name]
+    undisturbed = undisturbed or Undisturbed()
     settings = msgspec.convert(msgspec.to_builtins(settings), Settings)
     scenario.tweak(settings)
     counts = {Role.ROUTER: 1, Role.TOKENIZER: 1, Role.GATEWAY: 1} | scenario.counts
     report = Report(name, requests=options.requests)
-    with tempfile.TemporaryDirectory(prefix="baton-chaos-") as folder:
+    with _folder() as folder:
 
         def done(killed: int) -> None:
             if killed:
                 report.leaked += killed
                 report.notes.append(f"{killed} processes did not leave by themselves")
 
-        async with staged(settings, counts, Path(folder), proxied=scenario.proxied, done=done) as stage:
-            await _run(scenario, stage, options, report)
-        if left := list((Path(folder) / "shm").iterdir()):
+        log = options.log or folder / "log"
+        async with staged(settings, counts, folder, log, proxied=scenario.proxied, done=done) as stage:
+            await _run(scenario, stage, options, report, undisturbed)
+        if left := list((folder / "shm").iterdir()):
             report.leaked += len(left)
             report.notes.append(f"left in shared memory: {', '.join(path.name for path in left)}")
         if not report.clean:
-            report.notes.append(_log_tail(Path(folder) / "log"))
+            report.notes.append(_log_tail(log))
     return report
 
 
-async def _run(scenario: Scenario, stage: Stage, options: Options, report: Report) -> None:
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one run. Those of runs that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        owner = left.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+async def _run(
+    scenario: Scenario, stage: Stage, options: Options, report: Report, undisturbed: Undisturbed
+) -> None:
     model = "mock" if stage.settings.worker.engine == "mock" else stage.settings.model.name
     requests = make(
         options.requests, model=model, seed=options.seed, tokens=options.tokens, longest=options.longest
     )
-    load = Load(stage.gateways, options.at_once)
+    if not undisturbed.fill(requests) and (model != "mock" or options.load):
+        await _measure(Load(stage.gateways, options.at_once), requests, undisturbed)
     if model == "mock":
         await asyncio.to_thread(expect_mock, requests)
-    else:
-        await _undisturbed(load, requests)
+    load = Load(stage.gateways, options.at_once, undisturbed.capacity * options.load)
     run = Run(stage, load, requests, options.every_s)
-    began = time.monotonic()
+    before, began = stage.memory(), time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run(requests))
@@ -108,30 +141,47 @@ async def _run(scenario: Scenario, stage: Stage, options: Options, report: Repor
         report.notes += [str(error) for error in errors.exceptions]
     report.seconds = time.monotonic() - began
     await _settle(stage, report)
-    report.blows = run.blows
+    report.blows, report.back_s = run.blows, max(run.back_s, default=0.0)
     report.slowest_s = max(request.slowest_s for request in requests)
+    report.slow = sum(request.slowest_s > SLOW_S for request in requests)
     lost = [request for request in requests if request.lost and not run.excused(request)]
     wrong = [request for request in requests if request.wrong]
     report.lost += len(lost)
     report.wrong = len(wrong)
     report.notes += [f"request {request.index}: {request.error}" for request in lost[:4]]
     report.notes += [f"request {one.index}: {one.text!r} instead of {one.expected!r}" for one in wrong[:2]]
-    report.notes += run.notes[:4]
+    report.notes += [*run.notes[:6], _conditions(run, undisturbed), _growth(before, stage.memory())]
 
 
 async def _hurt(scenario: Scenario, run: Run) -> None:
     await scenario.hurt(run)
 
 
-async def _undisturbed(load: Load, requests: list[Request]) -> None:
-    """The texts of an undisturbed run, against which the others are held."""
+async def _measure(load: Load, requests: list[Request], undisturbed: Undisturbed) -> None:
+    """A run without blows: its texts are the right ones, its rate is the capacity."""
+    for request in requests:
+        request.body["cache_salt"] = "undisturbed"  # or the next run would find its prompts in caches
+    began = time.monotonic()
     await load.run(requests)
     for request in requests:
+        del request.body["cache_salt"]
         if request.error:
             raise StageError(f"request {request.index} failed before anything was done: {request.error}")
-        request.expected, request.text, request.slowest_s = request.text, "", 0.0
-        request.ended = False
-    load.done = 0
+    undisturbed.keep(requests, time.monotonic() - began)
+
+
+def _conditions(run: Run, undisturbed: Undisturbed) -> str:
+    load = run.load
+    offered = f"{load.rate:.2f} requests/s of {undisturbed.capacity:.2f}" if load.rate else "as much as goes"
+    flying = f", at least {min(run.flying)} in flight at a blow" if run.flying else ""
+    return f"asked for: {offered}{flying}"
+
+
+def _growth(before: dict[str, int], after: dict[str, int]) -> str:
+    """Of processes that lived through it all."""
+    grown = {name: (after[name] - size) >> 20 for name, size in before.items() if name in after}
+    most = max(grown, key=lambda name: grown[name], default="")
+    return f"memory: {most} grew most, by {grown[most]} MB" if most else "memory: no process lived through"
 
 
 async def _settle(stage: Stage, report: Report) -> None:

@@ -27,6 +27,7 @@ from baton.protocol.liveness import Heartbeat, Role, State
 
 START_S = 90.0
 WORKERS = (Role.PREFILL, Role.DECODE)
+STOP_ORDER = (Role.GATEWAY, Role.TOKENIZER, *WORKERS, Role.ROUTER, Role.KVSTORE, Role.METRICS)
 
 
 class StageError(Exception):
@@ -37,7 +38,7 @@ class Stage:
     """`counts[role]` processes of each role, supervised as `baton up` does it, and a bus of its own."""
 
     def __init__(
-        self, settings: Settings, counts: dict[Role, int], folder: Path, *, proxied: bool = False
+        self, settings: Settings, counts: dict[Role, int], folder: Path, log: Path, *, proxied: bool = False
     ) -> None:
         self.settings = settings
         self.folder = folder
@@ -48,7 +49,7 @@ class Stage:
         self._proxied = proxied
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._following: asyncio.Task[None] | None = None
-        self._log = (folder / "log").open("a")
+        self._log = log.open("a")
         self.directory: Directory
         self._bus: Bus
 
@@ -84,8 +85,9 @@ class Stage:
         shm.mkdir(exist_ok=True)
         worker = msgspec.structs.replace(worker, shm_dir=str(shm))
         gateway = msgspec.structs.replace(self.settings.gateway, port=0)
+        metrics = msgspec.structs.replace(self.settings.metrics, port=0)
         settings = msgspec.structs.replace(
-            self.settings, bus=self._bus_settings, worker=worker, gateway=gateway
+            self.settings, bus=self._bus_settings, worker=worker, gateway=gateway, metrics=metrics
         )
         environ = {key: value for key, value in os.environ.items() if not key.startswith("BATON_")}
         environ |= to_environ(settings) | {"BATON_SUPERVISED": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
@@ -159,12 +161,12 @@ class Stage:
         return len(list((self.folder / "shm").iterdir()))
 
     def memory(self) -> dict[str, int]:
-        """Resident bytes of each process, what it shares left out: pages of KV pools fill with use."""
+        """Resident bytes by "id (pid)", what is shared left out: pages of KV pools fill with use."""
         sizes = {}
         for id, child in self.children.items():
             with contextlib.suppress(psutil.Error):
                 info = psutil.Process(child.pid).memory_info()
-                sizes[id] = info.rss - getattr(info, "shared", 0)
+                sizes[f"{id} ({child.pid})"] = info.rss - getattr(info, "shared", 0)
         return sizes
 
     # --- hurting -------------------------------------------------------------------------------------
@@ -214,7 +216,7 @@ class Stage:
     async def stop(self) -> int:
         """Ends everything in order; returns how many processes had to be killed."""
         killed = 0
-        for role in (Role.GATEWAY, Role.TOKENIZER, Role.PREFILL, Role.DECODE, Role.ROUTER):
+        for role in STOP_ORDER:
             stage = [self.children[id] for id in self.ids(role)]
             clean = await asyncio.gather(*(child.stop(15.0) for child in stage))
             killed += clean.count(False)
@@ -234,12 +236,13 @@ async def staged(
     settings: Settings,
     counts: dict[Role, int],
     folder: Path,
+    log: Path,
     *,
     proxied: bool = False,
     done: Callable[[int], None] = lambda killed: None,
 ) -> AsyncIterator[Stage]:
     """A ready `Stage`; `done` is told how many processes had to be killed at its end."""
-    stage = Stage(settings, counts, folder, proxied=proxied)
+    stage = Stage(settings, counts, folder, log, proxied=proxied)
     try:
         await stage.start()
         yield stage

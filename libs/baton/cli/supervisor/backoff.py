@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 BASE_S = 0.5
 CAP_S = 10.0
-HEALTHY_S = 30.0
+HEALTHY_S = 10.0
 GIVE_UP = 5
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """At once the first time, then 0.5 s doubling to 10 s; forgotten after 30 s of health."""
+    """At once the first time, then 0.5 s doubling to 10 s; forgotten after 10 s of health."""
 
     deaths: int = 0
     failed_starts: int = 0  # in a row, for one and the same reason
