@@ -195,8 +195,10 @@ def _write_config(directory: Path, port: int, user: str, password: str, jetstrea
         "logfile_size_limit: 8MB",
         "logfile_max_num: 2",
         f"ports_file_dir: {_quote(str(directory))}",
-        f"authorization {{ user: {_quote(user)}, password: {_quote(password)} }}",
+        'include "users.conf"',
     ]
+    admin = f"{{ user: {_quote(user)}, password: {_quote(password)} }}"
+    _write_private(directory / "users.conf", f"authorization {{ users: [\n  {admin}\n] }}\n")
     if jetstream:
         lines.append(f"jetstream {{ store_dir: {_quote(str(directory / 'jetstream'))} }}")
     _write_private(directory / "nats.conf", "\n".join(lines) + "\n")

@@ -1,4 +1,7 @@
-"""`baton key new|list|revoke`: the file of API keys. Gateways see a change within a second."""
+"""`baton key new|list|revoke`: the file of API keys. Gateways see a change within a second.
+
+`baton key nats`: credentials for batch jobs over NATS.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.cli.flags import add_settings, load_settings
+from baton.cli.local import add_run
 
 if TYPE_CHECKING:
     from baton.config.keys import KeyEntry
@@ -20,7 +24,11 @@ _LIMITS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("new", "list", "revoke"), help="what to do")
+    parser.add_argument(
+        "action",
+        choices=("new", "list", "revoke", "nats"),
+        help="what to do with the file of API keys; nats: credentials for batch jobs over NATS",
+    )
     parser.add_argument("name", metavar="NAME", nargs="?", default="", help="the key's name in the file")
     limits = parser.add_argument_group("what a new key may do; without these, everything")
     limits.add_argument("--models", metavar="A,B", default="", help="the models it may ask")
@@ -29,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--priority", metavar="N", type=int, default=0, help="of its requests, at most; higher goes first"
     )
-    add_settings(parser, "new|list|revoke NAME --keys-file FILE")
+    nats = parser.add_argument_group("batch jobs over NATS (docs/batch.md)")
+    nats.add_argument("--owner", metavar="OWNER", default="", help="new credentials for jobs of this owner")
+    add_run(parser)
+    add_settings(parser, "new|list|revoke NAME --keys-file FILE | nats")
 
 
 def _count(text: str) -> int:
@@ -40,6 +51,10 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "nats":
+        from baton.cli import key_nats
+
+        return key_nats.run(args)
     from baton.config import keys
 
     file = load_settings(args).gateway.keys_file

@@ -124,8 +124,20 @@ class Intake:
             packed=msg.data[:1] != b"{",
         )
         job = await patiently(lambda: self._jobs.create(wanted))
+        await patiently(lambda: self._consumer(job))
         if job.over or job.priority != wanted.priority:
             raise Refused(f"there is a job of this name, {job.status}, priority {job.priority}: take another")
+
+    async def _consumer(self, job: Job) -> None:
+        """What a client that speaks JetStream takes its results from, with stops in between."""
+        await self._jobs.streams.consumer(
+            names.out_stream(job.owner),
+            job.id,
+            names.out(job.owner, job.id, "result", "*"),
+            durable_name=job.id,
+            ack_policy="explicit",
+            inactive_threshold=self._keep_s * 10**9,
+        )
 
     async def _add(self, job: Job, asked: Request, msg: Msg) -> None:
         if job.status != "in_progress":

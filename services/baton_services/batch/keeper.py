@@ -47,7 +47,7 @@ class Keeper:
         self._metrics = metrics
         self._keep_s = keep_s
         self._busy: dict[str, asyncio.Task[None]] = {}  # jobs for which something longer is under way
-        self._told: dict[str, tuple[str, Counts]] = {}
+        self._told: dict[str, tuple[str, Counts | None]] = {}
         self._missing: dict[str, float] = {}
         self._nudged = asyncio.Event()
 
@@ -146,7 +146,8 @@ class Keeper:
         changed = await patiently(lambda: self._jobs.change(job.owner, job.id, edit))
         if changed is None:
             raise StoreError(f"job {job.id} has been removed")
-        await self._tell(changed, changed.counts)
+        if self._told.get(job.id, ("", None))[0] != changed.status:
+            await self._tell(changed, changed.counts)
         return changed
 
     # --- from a file to requests -------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class Keeper:
                 total = await self._jobs.items(job)
                 await self._change(job, _total(total))
         elif counts.completed + counts.failed >= job.total:
-            await self._change(job, _into("in_progress", "finalizing"))
+            await self._change(job, _into("in_progress", "finalizing", counts))
             self._nudged.set()
             return
         if time.time() >= job.expires_at:
@@ -288,10 +289,11 @@ class Keeper:
         await self._jobs.streams.publish(subject, data, headers={"Nats-Rollup": "sub"})
 
 
-def _into(before: str, status: str) -> Edit:
+def _into(before: str, status: str, counts: Counts | None = None) -> Edit:
     def edit(job: Job) -> bool:
         if job.status != before:
             return False
+        job.counts = counts or job.counts
         job.enter(status, int(time.time()))  # type: ignore[arg-type]
         return True
 

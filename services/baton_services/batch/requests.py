@@ -115,5 +115,5 @@ def prepare(item: Item, priority: str) -> bytes:
     body: dict[str, Any] = msgspec.json.decode(item.body, type=dict[str, msgspec.Raw])
     body["priority"] = RANK[priority]
     if item.endpoint in _SEEDED and bytes(body.get("seed", b"null")) == b"null":
-        body["seed"] = xxhash.xxh3_64_intdigest(f"{item.job} {item.custom_id}".encode()) >> 1
+        body["seed"] = xxhash.xxh3_64_intdigest(item.custom_id.encode()) >> 1
     return _json(body)
