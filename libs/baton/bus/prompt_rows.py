@@ -6,21 +6,18 @@ from baton.protocol.codec import MalformedMessage
 from baton.protocol.sampling import PromptRows
 
 
-def count(rows: PromptRows) -> int:
-    """How many tokens they are of.
+def count(rows: PromptRows, prompt_len: int) -> int:
+    """How many tokens of a prompt they are of.
 
     Raises:
-        MalformedMessage: the three lengths do not go together.
+        MalformedMessage: the three lengths do not go together, or it is shorter.
     """
     tokens, rest = divmod(len(rows.chosen), 4)
-    if (
-        rest
-        or not tokens
-        or rows.start < 1
-        or len(rows.top) != len(rows.top_ids)
-        or len(rows.top) % (4 * tokens)
-    ):
-        raise MalformedMessage(f"rows of a prompt: {len(rows.chosen)} and {len(rows.top)} bytes")
+    wide = len(rows.top)
+    if rest or not tokens or wide != len(rows.top_ids) or wide % (4 * tokens):
+        raise MalformedMessage(f"rows of a prompt: {len(rows.chosen)} and {wide} bytes")
+    if rows.start < 1 or rows.start + tokens > prompt_len:
+        raise MalformedMessage(f"{tokens} rows from {rows.start} on, of a prompt of {prompt_len}")
     return tokens
 
 

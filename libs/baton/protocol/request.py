@@ -72,7 +72,8 @@ class Generate(Message):
     deadline_ms: int = 600_000  # left from now
     resend: int = 0
     choice: int = 0  # which of the answers to the same prompt: randomness is (seed, choice, index)
-    echo: bool = False  # the prompt's text comes first in the answer's
+    echo: bool = False  # the prompt's text comes first in the answer's, `prompt_logprobs` of it with the text
+    only_prompt: bool = False  # no answer follows: `max_tokens` of a completion is 0
     structure: Structure | None = None
     tools: list[Tool] = []
     tool_choice: str = "auto"  # none, auto, required, or `name:` and the one function to call
@@ -125,11 +126,12 @@ class Usage(Part):
 
 
 class TokenText(Row):
-    """One output token as a client with `logprobs` sees it; the `raw` of a delta join to its text."""
+    """One token as a client with `logprobs` sees it; the `raw` of a delta join to its text."""
 
     raw: bytes
-    logprob: float
+    logprob: float | None  # None: of the first token of an echoed prompt
     top: list[tuple[bytes, float]] = []
+    hidden: bool = False  # `raw` is its name, and no part of the text
 
 
 class Timing(Part):

@@ -195,7 +195,8 @@ def expected_scores(prompt: list[int], count: int) -> Scores:
     """What the log-probabilities of a prompt must be, from its second token on."""
     params, records = SamplingParams(), _records(_FIRST, prompt)
     digests = [xxhash.xxh3_64_intdigest(records[:known].tobytes()) for known in range(1, len(prompt))]
-    return score(np.array([mock_logits(digest, params) for digest in digests]), prompt[1:], count)
+    rows = np.array([mock_logits(digest, params) for digest in digests], dtype=np.float32)
+    return score(rows.reshape(len(digests), VOCAB), prompt[1:], count)
 
 
 def mock_logits(digest: int, params: SamplingParams) -> npt.NDArray[np.float32]:

@@ -45,6 +45,7 @@ class Answers(Tally):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._shown = plan.shown
+        self._scored = plan.scored
         self._texts: dict[int, list[str]] = {}
         self._tokens: dict[int, list[TokenText]] = {}
         self._finish: dict[int, str] = {}
@@ -88,5 +89,6 @@ class Answers(Tally):
 
     def _likelihood(self, index: int) -> float:
         """Mean log-probability a token, as OpenAI's `best_of` ranks."""
-        tokens = self._tokens[index]
-        return sum(token.logprob for token in tokens) / len(tokens) if tokens else 0.0
+        before = self._usage[index].prompt_tokens if self._scored else 0
+        values = [token.logprob for token in self._tokens[index][before:] if token.logprob is not None]
+        return sum(values) / len(values) if values else 0.0

@@ -23,8 +23,8 @@ MAX_SEQUENCES = 512  # of one request: prompts times choices
 MAX_ARGUMENT_DEPTH = 16
 
 _REFUSED = {
-    "functions": "function calling",
-    "function_call": "function calling",
+    "functions": "the older form of tools",
+    "function_call": "the older form of tool_choice",
     "audio": "audio output",
     "prediction": "predicted output",
     "web_search_options": "web search",
@@ -56,6 +56,7 @@ class Plan:
 
     prompts: list[list[Generate]]
     shown: int
+    scored: bool = False  # the tokens of an answer begin with its prompt's
 
 
 def chat(request: ChatRequest, envelope: Envelope) -> Plan:
@@ -101,19 +102,25 @@ def completion(request: CompletionRequest, envelope: Envelope) -> Plan:
         raise invalid(f"best_of: {drawn} is less than n, {shown}", "best_of")
     if drawn > shown and request.stream:
         raise invalid("best_of: choosing the best needs all of them, so it cannot be streamed", "best_of")
-    if request.echo and request.logprobs is not None:
-        raise unsupported("echo: is not supported together with logprobs", "echo")
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens: 0 leaves nothing to answer without echo: true", "max_tokens")
     logprobs = request.logprobs if request.logprobs is not None else -1
     if drawn > shown:
         logprobs = max(logprobs, 0)  # the best is the likeliest
-    sampling = _sampling(request, request.max_tokens or COMPLETION_TOKENS, logprobs)
+    limit = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    sampling = _sampling(request, max(limit, 1), logprobs)
+    scored = bool(request.echo) and request.logprobs is not None
+    if scored:
+        sampling.prompt_logprobs = logprobs
     prompts = _prompts(request.prompt)
     if len(prompts) * drawn > MAX_SEQUENCES:
         raise invalid(
             f"prompt: {len(prompts)} prompts of {drawn} choices, at most {MAX_SEQUENCES} together", "prompt"
         )
-    shared = {"sampling": sampling, "echo": bool(request.echo)}
-    return _plan(request, envelope, drawn, shown, [{**shared, **prompt} for prompt in prompts])
+    shared = {"sampling": sampling, "echo": bool(request.echo), "only_prompt": limit == 0}
+    plan = _plan(request, envelope, drawn, shown, [{**shared, **prompt} for prompt in prompts])
+    plan.scored = scored
+    return plan
 
 
 def _refuse(request: Common) -> None:

@@ -173,6 +173,7 @@ class CompletionRequest(Common, kw_only=True):
     """`POST /v1/completions`. `prompt`: a text, token ids, or a list of either."""
 
     prompt: Any
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0: the prompt alone, with echo
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
     suffix: str | None = None

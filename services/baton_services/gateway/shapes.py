@@ -142,14 +142,7 @@ class Chat(OpenAI):
     def _describe(self, tokens: list[TokenText]) -> Json | None:
         if not self._logprobs:
             return None
-        content = [
-            {
-                **_token(token.raw, token.logprob),
-                "top_logprobs": [_token(raw, value) for raw, value in token.top],
-            }
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": [token_entry(token) for token in tokens], "refusal": None}
 
 
 @dataclass(slots=True)
@@ -224,14 +217,14 @@ class Completion(OpenAI):
         tops = None
         if self._logprobs:
             tops = [
-                {_name(raw): value for raw, value in [*token.top, (token.raw, token.logprob)]}
+                None if token.logprob is None else _likely(token.top, token.raw, token.logprob)
                 for token in tokens
             ]
         return {
             "tokens": [_name(token.raw) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
             "top_logprobs": tops,
-            "text_offset": [offset.advance(token.raw) for token in tokens],
+            "text_offset": [offset.advance(b"" if token.hidden else token.raw) for token in tokens],
         }
 
 
@@ -260,7 +253,13 @@ def _pieces(call: CallDelta) -> list[Json]:
     return out
 
 
-def _token(raw: bytes, logprob: float) -> Json:
+def token_entry(token: TokenText) -> Json:
+    """A token with its logprob and those of the likeliest others."""
+    tops = [_token(raw, value) for raw, value in token.top]
+    return {**_token(token.raw, token.logprob), "top_logprobs": tops}
+
+
+def _token(raw: bytes, logprob: float | None) -> Json:
     """Bytes that are no whole character are U+FFFD in `token`, and exact in `bytes`."""
     return {"token": raw.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(raw)}
 
@@ -273,6 +272,10 @@ def _name(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _finite(logprob: float) -> float:
+def _likely(top: list[tuple[bytes, float]], raw: bytes, logprob: float) -> dict[str, float]:
+    return {_name(name): max(value, -9999.0) for name, value in [*top, (raw, logprob)]}
+
+
+def _finite(logprob: float | None) -> float | None:
     """JSON has no minus infinity; -9999 is what OpenAI sends for it."""
-    return max(logprob, -9999.0)
+    return None if logprob is None else max(logprob, -9999.0)

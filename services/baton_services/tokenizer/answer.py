@@ -52,6 +52,7 @@ class Answer:
         self._stops = StopFilter(stops) if stops else None
         self._held: deque[_Held] = deque()
         self._echo = ""
+        self._echoed: list[TokenText] = []
         self._seen = 0  # characters detokenised
         self.sent = 0  # characters out
         self.described = 0  # tokens with logprobs out
@@ -63,6 +64,10 @@ class Answer:
         """Puts the prompt's text before the answer's. It holds no stop strings."""
         self._echo = text
         self._seen = len(text)
+
+    def echo_tokens(self, tokens: list[TokenText]) -> None:
+        """Puts the prompt's tokens, with their log-probabilities, before the answer's."""
+        self._echoed = tokens
 
     def push(
         self, tokens: list[int], logprobs: list[TokenLogprobs], finish: str
@@ -112,7 +117,7 @@ class Answer:
         return text
 
     def _release(self) -> list[TokenText]:
-        out = []
+        out, self._echoed = self._echoed, []
         while self._held and self._held[0].end <= self.sent:
             out.append(self._held.popleft().token)
         if self.finish and self._held:

@@ -288,6 +288,8 @@ class Dispatcher:
         hashes = chain(
             root_hash(info.fingerprint, live.generate.cache_salt), known_ids, info.geometry.block_size
         )
+        if live.unscored >= 0:  # no cache is read: none should attract it
+            hashes = hashes[:0]
         return Place(
             request=live.id,
             attempt=live.attempt,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import msgspec
+
 from baton.bus.streams import News, StreamReceiver
 from baton.protocol.base import pack_tokens
 from baton.protocol.placing import Placement, Target
@@ -14,6 +16,7 @@ from baton.protocol.sequence import SequenceState
 from baton.protocol.work import Tokens
 from baton.text.reader import Reader
 from baton_services.tokenizer.answer import Answer
+from baton_services.tokenizer.prompt_scores import PromptScores
 
 ATTEMPTS_EACH = 1_024  # more than any owner makes
 
@@ -51,6 +54,8 @@ class LiveRequest:
     holder: str = ""  # the worker whose tokens arrive; until then any leg may hold it
     first_token: float = 0.0
     last_token: float = 0.0
+    scores: PromptScores | None = None  # of the prompt, when they are asked for
+    described: bool = False  # its tokens have been put before the answer's
     begun: bool = False  # the first text is out
     dispatching: bool = False
     over: bool = False
@@ -91,6 +96,11 @@ class LiveRequest:
         return news.tokens, news.logprobs, self.stream.finish
 
     @property
+    def unscored(self) -> int:
+        """From where on log-probabilities of the prompt are missing; -1: none are, or are wanted."""
+        return -1 if self.scores is None or self.scores.complete else self.scores.next
+
+    @property
     def written(self) -> int:
         """Characters of the answer's text that are out."""
         return self.answer.sent if self.reader is None else self.reader.written
@@ -129,6 +139,9 @@ class LiveRequest:
 
     def state(self, reply_to: str, now: float) -> SequenceState:
         """The sequence as its next worker takes it up."""
+        sampling = self.sampling
+        if self.unscored < 0 and sampling.prompt_logprobs >= 0:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
         return SequenceState(
             request=self.id,
             attempt=self.attempt,
@@ -136,7 +149,7 @@ class LiveRequest:
             prompt_len=len(self.prompt),
             reply_to=reply_to,
             choice=self.generate.choice,
-            sampling=self.sampling,
+            sampling=sampling,
             logprobs=self.logprobs,
             priority=self.generate.priority,
             salt=self.generate.cache_salt,

@@ -18,12 +18,13 @@ from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
 from baton.protocol.sampling import MAX_STOP_IDS, Constraint
 from baton.service.base import StartupError
-from baton.text.detokenizer import decode
+from baton.text.detokenizer import Detokenizer, decode
 from baton.text.model_files import TextModel
 from baton.text.templates import encode_chat
 from baton_services.tokenizer.answer import Answer
 from baton_services.tokenizer.forms import Forms
 from baton_services.tokenizer.live import LiveRequest
+from baton_services.tokenizer.prompt_scores import MOST, PromptScores
 
 # Below this an encode takes less than a thread's round trip; above, it would hold the loop up.
 INLINE_CHARS = 4_000
@@ -69,6 +70,8 @@ class Preparer:
         self._limit(live, await self._forms.constraint(live.generate, live.prompt))
         if live.generate.echo:
             live.answer.echo(self._text_of(live))
+        if live.sampling.prompt_logprobs >= 0:
+            live.scores = PromptScores(live.prompt)
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
 
     async def encode(self, generate: Generate) -> list[int]:
@@ -84,6 +87,17 @@ class Preparer:
         if characters <= INLINE_CHARS:
             return self._encode(generate)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, generate)
+
+    def describe_prompt(self, live: LiveRequest) -> None:
+        """Puts the prompt's tokens before the answer's, once their log-probabilities are here. Idempotent."""
+        if live.described or live.scores is None:
+            return
+        live.described = True
+        tokenizer, given = self._text.tokenizer, live.generate.prompt
+        detokenizer = Detokenizer(
+            tokenizer, skip_special=live.generate.skip_special_tokens, continues=given is None
+        )
+        live.answer.echo_tokens(live.scores.described(tokenizer, detokenizer))
 
     async def decode(self, tokens: list[int]) -> str:
         """The text of tokens, special ones included.
@@ -128,7 +142,10 @@ class Preparer:
     def _text_of(self, live: LiveRequest) -> str:
         """The prompt as its sender knows it."""
         given = live.generate.prompt
-        return decode(self._text.tokenizer, live.prompt, continues=True) if given is None else given
+        if given is not None:
+            return given
+        skip = live.generate.skip_special_tokens
+        return decode(self._text.tokenizer, live.prompt, skip_special=skip, continues=True)
 
     def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
         asked, context = live.generate.sampling, self.max_context
@@ -139,6 +156,9 @@ class Preparer:
         if used + max(asked.max_tokens, 1) > context:
             wanted = f" and {asked.max_tokens} were asked for as answer" if asked.max_tokens else ""
             raise self._too_long(live.generate, f"{used}{wanted}")
+        if asked.prompt_logprobs >= 0 and used * (1 + asked.prompt_logprobs) > MOST:
+            words = f"logprobs: {asked.prompt_logprobs} for each of {used} tokens, at most {MOST} in all"
+            raise RequestError.of(Code.INVALID_REQUEST, words, param="logprobs")
         eos = [] if asked.ignore_eos else self._text.tokenizer.eos_ids
         stop_ids = list(dict.fromkeys([*asked.stop_token_ids, *eos]))[:MAX_STOP_IDS]
         live.sampling = msgspec.structs.replace(
@@ -180,5 +200,10 @@ def load_text(settings: Settings) -> tuple[TextModel, ModelInfo]:
     limits = [limit for limit in (settings.model.max_context, text.max_context) if limit]
     if not limits:
         raise StartupError(f"{text.name} does not say how long its context is: set --model-max-context")
-    info = ModelInfo(name=text.name, max_context=min(limits), vocab_size=text.vocab_size)
+    info = ModelInfo(
+        name=text.name,
+        max_context=min(limits),
+        vocab_size=text.vocab_size,
+        aliases=settings.model.aliases,
+    )
     return text, info

@@ -32,6 +32,7 @@ from baton_services.tokenizer.figures import Figures
 from baton_services.tokenizer.live import LiveRequest
 from baton_services.tokenizer.outbox import Outbox
 from baton_services.tokenizer.prepare import Preparer, load_text
+from baton_services.tokenizer.prompt_scores import parted
 from baton_services.tokenizer.replays import INTERNAL, Replays
 from baton_services.tokenizer.vigil import Vigil
 
@@ -185,10 +186,12 @@ class TokenizerService:
             await self._end_with(live, INTERNAL)
 
     async def _take_tokens(self, live: LiveRequest, batch: TokenBatch, item: Tokens) -> None:
-        news = live.receive(item)
+        news = live.receive(item) if self._scored(live, item) else None
         if news is None:
             live.heard = 0.0  # the vigil asks its worker for what is missing
             return
+        if item.prompt is not None:
+            return  # rows come alone
         tokens, logprobs, finish = news
         if item.cached_tokens and not live.output:
             live.cached_tokens = item.cached_tokens
@@ -196,6 +199,8 @@ class TokenizerService:
             live.holder, live.setbacks, live.progressed = batch.worker, 0, live.heard
         live.output += tokens
         live.logprobs += logprobs
+        if live.generate.only_prompt:
+            tokens, logprobs, finish = [], [], finish and "length"
         self._figures.tokens(live, len(tokens))
         delta = live.delta(tokens, logprobs, finish)
         if live.answer.finish:
@@ -203,13 +208,30 @@ class TokenizerService:
         elif delta.text or delta.tokens or delta.reasoning or delta.calls:
             if not live.begun:
                 live.begun, delta.usage = True, live.usage()
-            self._outbox.put(live.generate.reply_to, delta)
+            self._put(live, delta)
+
+    def _scored(self, live: LiveRequest, item: Tokens) -> bool:
+        """Takes rows of the prompt; False if some are missing before this item."""
+        scores = live.scores
+        if scores is None:
+            return True
+        if item.prompt is not None and not scores.take(item.prompt):
+            return False
+        live.progressed = live.heard
+        if not scores.complete:
+            return not item.tokens and item.total < 0
+        self._preparer.describe_prompt(live)
+        return True
+
+    def _put(self, live: LiveRequest, delta: TextDelta) -> None:
+        for part in parted(delta):
+            self._outbox.put(live.generate.reply_to, part)
 
     async def _finish(self, live: LiveRequest, item: Tokens, last: TextDelta) -> None:
         timing = item.timing or live.timing
         last.finish, last.usage, last.timing = live.finish, live.usage(), timing
         last.stop = live.answer.stop
-        self._outbox.put(live.generate.reply_to, last)
+        self._put(live, last)
         self._figures.ended(live, live.finish)
         self._forget(live)
         if item.total >= 0:

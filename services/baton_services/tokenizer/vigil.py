@@ -141,7 +141,9 @@ class Vigil:
 
     async def _ask(self, live: LiveRequest, leg: Target) -> Answer:
         """Whether that worker still has the request; it then sends its tokens again from where we are."""
-        resume = Resume(request=live.id, attempt=live.attempt, start=len(live.output))
+        resume = Resume(
+            request=live.id, attempt=live.attempt, start=len(live.output), prompt_start=live.unscored
+        )
         try:
             await self._bus.call(leg.subject, resume, _codec, timeout_s=ASK_TIMEOUT_S)
         except NoResponder:
