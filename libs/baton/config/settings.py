@@ -169,6 +169,10 @@ class GatewaySettings(Section):
         Positive, Meta(description="of answers that clients do not take; then the largest is cut off, MB")
     ] = 256
     max_requests: Annotated[Positive, Meta(description="requests at once before 429")] = 2_048
+    store_mb: Annotated[
+        Count, Meta(description="stored responses, MB; the oldest make room for new ones; 0: none are stored")
+    ] = 256
+    store_ttl_s: Annotated[Positive, Meta(description="how long a stored response is kept, s")] = 2_592_000
     request_timeout_s: Annotated[Positive, Meta(description="longest life of one request, s")] = 600
 
 

@@ -29,11 +29,14 @@ OWN: dict[str, tuple[int, str]] = {
     "model_not_allowed": (403, "invalid_request_error"),
     "model_not_found": (404, "invalid_request_error"),
     "not_found": (404, "invalid_request_error"),
+    "response_not_found": (404, "invalid_request_error"),
+    "previous_response_not_found": (400, "invalid_request_error"),
     "method_not_allowed": (405, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "unsupported_content_type": (415, "invalid_request_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
+    "store_unavailable": (503, "service_unavailable_error"),
     "no_metrics": (503, "service_unavailable_error"),
 }
 _RETRY_AFTER_S = {429: 1, 503: 1}

@@ -173,6 +173,8 @@ class Generator:
             await _write(response, end + shape.done)
         except RequestError as error:
             await _write(response, shape.frame(shape.failed(HttpError.of(error.failure))))
+        except HttpError as error:
+            await _write(response, shape.frame(shape.failed(error)))
         except ConnectionError:
             raise  # the client has gone
         except Exception:

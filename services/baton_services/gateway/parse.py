@@ -40,6 +40,18 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise _not_json(body, str(error)) from error
 
 
+def convert(value: Any, kind: type[T], place: str) -> T:
+    """A piece of a decoded body as its type.
+
+    Raises:
+        RequestError: a field is missing, of the wrong type or out of range; names it, from `place` on.
+    """
+    try:
+        return msgspec.convert(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise _mistyped(str(error), place) from error
+
+
 def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
     """Names of top-level fields that are neither honoured nor known to be harmless.
 
@@ -54,10 +66,12 @@ def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> list[str]:
     return [name for name in raw if name not in known]
 
 
-def _mistyped(words: str) -> RequestError:
+def _mistyped(words: str, within: str = "") -> RequestError:
     """From msgspec's words and path (`$.messages[0].role`, `[...]` for a mapping's value)."""
     place = _at.search(words)
     param = place.group(1).replace("[...]", "") if place else ""
+    if within:
+        param = f"{within}.{param}" if param and not param.startswith("[") else f"{within}{param}"
     words = _at.sub("", words)
     lacking = _lacks.search(words)
     if lacking is not None:

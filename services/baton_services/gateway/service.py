@@ -33,6 +33,8 @@ from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
 from baton_services.gateway.limits import Limits
 from baton_services.gateway.page import Page
+from baton_services.gateway.responses.handlers import Responses
+from baton_services.gateway.responses.store import ResponseStore
 from baton_services.gateway.readers import Readers
 
 log = get_logger(__name__)
@@ -134,6 +136,8 @@ class GatewayService:
             settings.max_body_mb * 2**20, settings.bodies_mb * 2**20, settings.body_idle_s, settings.body_s
         )
         converter = Converter(self._exchanges)
+        store = ResponseStore(self._host.bus, megabytes=settings.store_mb, ttl_s=settings.store_ttl_s)
+        responses = Responses(generator, self._exchanges, store)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (
                 ("/chat/completions", generator.chat),
@@ -142,6 +146,7 @@ class GatewayService:
                 ("/detokenize", converter.detokenize),
             ):
                 app.router.add_post(prefix + path, handler, expect_handler=expect)
+            responses.routes(app.router, prefix)
             app.router.add_get(prefix + "/models", self._models)
             app.router.add_get(prefix + "/models/{model:.+}", self._model)
         page = Page(self._host.directory, self._exchanges)
