@@ -10,7 +10,9 @@ export PYTHON TORCH_INDEX
 
 BIN = $(VENV)/bin
 SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
-PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips
+# The long ones first: by file as collected, e2e and integration before unit.
+PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips -p figures $(PARALLEL)
 
 .PHONY: help run setup test test-all conformance lint format clean
 

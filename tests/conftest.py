@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from baton.bus.connection import Bus
 from baton.bus.server import EmbeddedServer
 from baton.config.settings import BusSettings
+
+# Torch's threads would spin while they wait, and take the cores from the processes under test.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 USER, PASSWORD = "tests", "not-a-secret"
 

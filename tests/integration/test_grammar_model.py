@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+from figures import Figure
 from schemas import random_schema
 
 from baton.config.settings import ModelSettings, Settings, WorkerSettings
@@ -120,21 +121,18 @@ def test_finished_answers_are_valid(text: TextModel, runner: ConstrainedRunner) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_200_schemas_greedy_and_sampled(
-    text: TextModel, runner: ConstrainedRunner, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_200_schemas_greedy_and_sampled(text: TextModel, runner: ConstrainedRunner, figure: Figure) -> None:
     sequences = [
         sequence(text, seed, temperature=temperature, max_tokens=400)
         for seed in range(200)
         for temperature in (0.0, 1.0)
     ]
     ended, count = check(text, sequences, run(runner, sequences))
-    with capsys.disabled():
-        print(f"\n{ended} of {count} answers ended by themselves; all of them valid")
+    figure(f"{ended} of {count} answers ended by themselves; all of them valid")
     assert ended >= count * 0.85  # a recursive schema lets a small model go on for ever: measured 358 of 400
 
 
-def test_masks_cost_less_than_a_millisecond(text: TextModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_masks_cost_less_than_a_millisecond(text: TextModel, figure: Figure) -> None:
     """Time of the thread, for a vocabulary of 49,152, over the tokens of answers and of long strings."""
     compiler = open_compiler(text.tokenizer)
     costs: list[float] = []
@@ -161,7 +159,6 @@ def test_masks_cost_less_than_a_millisecond(text: TextModel, capsys: pytest.Capt
                 costs.append(time.thread_time() - began)
                 assert words.any()
     p50, p99 = np.percentile(costs, (50, 99)) * 1e6
-    with capsys.disabled():
-        print(f"\nmask and token: {p50:.0f} us p50, {p99:.0f} us p99 over {len(costs)} tokens")
+    figure(f"mask and token: {p50:.0f} us p50, {p99:.0f} us p99 over {len(costs)} tokens")
     assert len(costs) > 500
     assert p99 < 1_000

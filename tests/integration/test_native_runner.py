@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from figures import Figure
 from native_llama import equal_bits, logits_of, piece, prefill
 
 from baton.engine.plan import SampleSpec, Slice, StepPlan
@@ -82,7 +83,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def test_perplexity_is_within_half_a_percent_of_float32(
-    runner: NativeRunner, text: list[int], one_torch_thread: None, capsys: pytest.CaptureFixture[str]
+    runner: NativeRunner, text: list[int], one_torch_thread: None, figure: Figure
 ) -> None:
     path = pull(MODEL).path
     config = load_config(path)
@@ -100,8 +101,7 @@ def test_perplexity_is_within_half_a_percent_of_float32(
             batch = decoder.batch(window, [Span(0, len(window), 0, blocks)], list(range(len(targets))), page)
             theirs += loss(decoder.forward(batch, kv).numpy(), targets)
     exact, native = math.exp(theirs / PERPLEXITY_TOKENS), math.exp(ours / PERPLEXITY_TOKENS)
-    with capsys.disabled():
-        print(f"\nperplexity: float32 {exact:.4f}, native {native:.4f} ({native / exact - 1:+.4%})")
+    figure(f"perplexity: float32 {exact:.4f}, native {native:.4f} ({native / exact - 1:+.4%})")
     assert abs(native / exact - 1) < 0.005
 
 

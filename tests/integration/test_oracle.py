@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from figures import Figure
 
 from baton.config.settings import ModelSettings, Settings, WorkerSettings
 from baton.engine.plan import Sampled, SampleSpec, Slice, StepPlan
@@ -100,9 +101,7 @@ def greedy(runner: TorchRunner, given: list[list[int]]) -> tuple[list[list[int]]
     return known, first
 
 
-def test_greedy_tokens_equal_transformers(
-    model: ModelPath, text: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_greedy_tokens_equal_transformers(model: ModelPath, text: list[int], figure: Figure) -> None:
     """transformers reads prompt and our output at once: each output token must be its own greedy choice.
 
     That is what comparing two greedy runs would find, up to the first token where they may differ.
@@ -131,8 +130,11 @@ def test_greedy_tokens_equal_transformers(
             margin = float(best[at] - chosen[at])
             assert margin < CLOSE, f"prompt of {length}: token {at} is {margin} below the best"
             branches.append(f"prompt of {length}: branches at token {at}, logits {margin:.1e} apart")
-    with capsys.disabled():
-        print("\n" + ("\n".join(branches) or f"{len(known)} prompts: all tokens equal"))
+    for branch in branches:
+        figure(branch)
+    figure(
+        f"greedy against transformers: {len(known) - len(branches)} of {len(known)} prompts without a branch"
+    )
 
 
 def perplexity(model: ModelPath, tokens: list[int], *, half: bool) -> float:
@@ -160,13 +162,10 @@ def perplexity(model: ModelPath, tokens: list[int], *, half: bool) -> float:
 
 
 @pytest.mark.slow  # about a minute; the default engine has its own in test_native_runner
-def test_default_dtype_keeps_the_perplexity(
-    model: ModelPath, text: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_default_dtype_keeps_the_perplexity(model: ModelPath, text: list[int], figure: Figure) -> None:
     tokens = text[:PERPLEXITY_TOKENS]
     assert len(tokens) == PERPLEXITY_TOKENS
     exact = perplexity(model, tokens, half=False)
     half = perplexity(model, tokens, half=True)
-    with capsys.disabled():
-        print(f"\nperplexity: float32 {exact:.4f}, float16 {half:.4f} ({half / exact - 1:+.4%})")
+    figure(f"perplexity: float32 {exact:.4f}, float16 {half:.4f} ({half / exact - 1:+.4%})")
     assert abs(half / exact - 1) < 0.005

@@ -208,6 +208,7 @@ def test_a_skipped_test_fails_the_run(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "plugins")}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", "-p", "no_skips", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += ["-p", "xdist.plugin", "-n", "2"]
 
     def run(*names: str) -> subprocess.CompletedProcess[str]:
         paths = [*command, "--rootdir", ".", *names]
@@ -221,4 +222,4 @@ def test_a_skipped_test_fails_the_run(tmp_path: Path) -> None:
     assert "1 passed, 1 skipped" in skipped.stdout
     assert run("test_it.py::test_good").returncode == 0
     assert run("test_it.py::test_good", "test_module.py").returncode == 1
-    assert run("nothing_here.py").returncode == 4
+    assert run("nothing_here.py").returncode == 5
