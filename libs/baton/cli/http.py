@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterable
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 MAX_ANSWER = 64 * 2**20
+PIECE = 256 * 1024
 
 
 class ApiError(Exception):
@@ -36,12 +37,12 @@ class Api:
         self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
 
     def _open(
-        self, method: str, path: str, body: Any
+        self, method: str, path: str, body: Any, headers: dict[str, str] | None = None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = self._class(self._host, self._port, timeout=self._timeout_s)
         try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._base + path, data, self._headers)
+            data = body if body is None or headers else json.dumps(body).encode()
+            connection.request(method, self._base + path, data, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             if response.status >= 400:
                 raise ApiError(_refusal(response), response.status)
@@ -69,12 +70,27 @@ class Api:
         """Like `get`, sending `body` as JSON."""
         return self._json("POST", path, body)
 
-    def _json(self, method: str, path: str, body: Any) -> Any:
-        connection, response = self._open(method, path, body)
+    def _json(self, method: str, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
+        connection, response = self._open(method, path, body, headers)
         try:
             return json.loads(response.read(MAX_ANSWER))
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ApiError(f"{self.url}{path} gave no whole JSON answer: {error}") from error
+        finally:
+            connection.close()
+
+    def send(self, path: str, pieces: Iterable[bytes], headers: dict[str, str]) -> Any:
+        """Posts a body that comes in pieces; `headers` say its type and length. Like `get` otherwise."""
+        return self._json("POST", path, pieces, headers)
+
+    def download(self, path: str, target: BinaryIO) -> None:
+        """Writes an answer's bytes as they come. Raises as `get`."""
+        connection, response = self._open("GET", path, None)
+        try:
+            while data := response.read(PIECE):
+                target.write(data)
+        except (OSError, http.client.HTTPException) as error:
+            raise ApiError(f"{self.url}{path} broke off: {error}") from error
         finally:
             connection.close()
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": ("baton.cli.chat", "talk to a running Baton in the terminal"),
     "status": ("baton.cli.status", "show the services of a running cluster"),
     "key": ("baton.cli.key", "make, list and revoke API keys"),
+    "batch": ("baton.cli.batch.command", "send a file of requests, follow it, fetch its results"),
     "drain": ("baton.cli.drain", "let one service finish what it has, then leave"),
     "doctor": ("baton.cli.doctor", "check this machine and say what to fix"),
     "chaos": ("baton.cli.chaos.command", "break a cluster of its own under load, and see what is lost"),

@@ -1,0 +1,1 @@
+"""`baton batch`: jobs from the command line, over the HTTP API."""
