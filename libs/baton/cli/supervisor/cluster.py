@@ -288,7 +288,8 @@ def _remove_pools(directory: str) -> None:
 
 
 def _ready(url: str, settings: Settings) -> str:
-    key = ' -H "authorization: Bearer $BATON_GATEWAY_API_KEY"' if settings.gateway.api_key else ""
+    name = "KEY" if settings.gateway.keys_file else "BATON_GATEWAY_API_KEY"
+    key = f' -H "authorization: Bearer ${name}"' if settings.gateway.api_key else ""
     model = settings.model.name
     return (
         f"ready: {url}  (model {model}; Ctrl-C stops it)\n"

@@ -12,6 +12,7 @@ import msgspec
 from baton.cli.serve import WORKERS
 from baton.cli.supervisor.child import Spec
 from baton.config.environ import to_environ
+from baton.config.keys import new_secret
 from baton.config.settings import BusSettings, Settings
 
 # Also the order of the list that people see. One of each but for the workers.
@@ -54,6 +55,8 @@ def adapt(settings: Settings) -> list[str]:
             f"{missing} is not there: KV blocks go from prefill to decode over TCP instead of shared memory, "
             "which takes longer for long prompts"
         )
+    if settings.gateway.keys_file and not settings.gateway.api_key:
+        settings.gateway.api_key = new_secret()  # for our own first request, and `baton chat` on this machine
     return notes
 
 
