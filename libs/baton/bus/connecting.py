@@ -13,6 +13,8 @@ import nats.errors
 from baton.bus.client import PING_INTERVAL_S, PINGS_OUT, Backoff, BusClient
 from baton.bus.errors import BusDown, BusRefused
 from baton.config.settings import BusSettings
+from baton.config.tls import TlsError, client_context
+from baton.protocol import subjects
 from baton.protocol.codec import MAX_MESSAGE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -96,6 +98,12 @@ async def _try(
 ) -> str | None:
     """One attempt to connect. None, or why it failed."""
     causes: list[Exception] = []
+    tls = None
+    if any(one.strip().startswith("tls://") for one in settings.url.split(",")):
+        try:
+            tls = client_context(settings.tls_ca, settings.tls_cert, settings.tls_key)
+        except TlsError as error:
+            raise BusRefused(f"{error}: see bus.tls_ca, bus.tls_cert and bus.tls_key") from error
 
     async def report(cause: Exception) -> None:
         causes.append(cause)
@@ -117,6 +125,8 @@ async def _try(
                 pending_size=-1,
                 user=settings.user or None,
                 password=settings.password if settings.user else None,
+                inbox_prefix=subjects.inbox(settings.user),
+                tls=tls,
             )
     except (OSError, nats.errors.Error) as last:
         return _words(causes[-1] if isinstance(last, nats.errors.NoServersError) and causes else last)

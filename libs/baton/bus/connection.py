@@ -60,7 +60,7 @@ class Bus:
         self._subscriptions: dict[Inbox, Subscription] = {}
         self._ending: set[asyncio.Task[None]] = set()  # each bounded in time, awaited by `close`
         self._callbacks: list[Callable[[bool], None]] = []
-        self._replies = Replies()
+        self._replies = Replies(settings.user)
         self._settled_at = 0.0
         self._told: set[str] = set()
         self._closing = False

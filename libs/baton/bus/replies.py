@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from nats.aio.msg import Msg
 
+from baton.protocol import subjects
+
 Outcome = Msg | Exception | None  # an answer, a broken connection, or the time was up
 Each = Callable[[Msg], bool]  # takes one of several answers; whether it is the last
 
@@ -23,8 +25,8 @@ class Replies:
     The last token of a reply subject is an index: of a call that waits, or of a watched subject.
     """
 
-    def __init__(self) -> None:
-        self._prefix = f"_INBOX.{secrets.token_hex(12)}."
+    def __init__(self, user: str = "") -> None:
+        self._prefix = f"{subjects.inbox(user)}.{secrets.token_hex(12)}."
         self._numbers = itertools.count()
         self._calls: dict[str, tuple[asyncio.Future[Outcome], Each | None]] = {}
         self._watchers: dict[str, Callable[[], None]] = {}

@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--probe",
         metavar="TARGET",
-        help="only this: an http address that must answer, or the id of a service that must be ready",
+        help="only this: `alive` or `ready`, of the service on this machine that writes service.state_file; "
+        "an http address that must answer; or the id of a service that must be ready",
     )
     add_run(parser)
     add_settings(parser)
@@ -41,6 +42,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _probe(args: argparse.Namespace) -> int:
     """0 when the target works, 1 with a line on stderr when it does not. Bounded to a few seconds."""
+    if args.probe in ("alive", "ready"):
+        from baton.telemetry.state_file import probe
+
+        wrong = probe(load_settings(args).service.state_file, args.probe)
+        if wrong:
+            print(f"error: {wrong}", file=sys.stderr)
+        return int(bool(wrong))
     if args.probe.startswith(("http://", "https://")):
         from baton.cli.http import Api, ApiError
 

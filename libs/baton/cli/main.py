@@ -18,6 +18,7 @@ COMMANDS = {
     "key": ("baton.cli.key", "make, list and revoke API keys"),
     "batch": ("baton.cli.batch.command", "send a file of requests, follow it, fetch its results"),
     "drain": ("baton.cli.drain", "let one service finish what it has, then leave"),
+    "secrets": ("baton.cli.secrets", "make the passwords of a cluster, for compose and Kubernetes"),
     "doctor": ("baton.cli.doctor", "check this machine and say what to fix"),
     "chaos": ("baton.cli.chaos.command", "break a cluster of its own under load, and see what is lost"),
     "bench": ("baton.cli.bench", "measure: control, engine or handoff"),

@@ -34,9 +34,14 @@ class Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BusSettings(Section):
-    url: Annotated[str, Meta(description="NATS server")] = "nats://127.0.0.1:4222"
+    url: Annotated[str, Meta(description="NATS server; tls://HOST:4222 with TLS")] = "nats://127.0.0.1:4222"
     user: Annotated[str, Meta(description="NATS user")] = ""
     password: Annotated[str, Meta(description="NATS password; never logged", extra=SECRET)] = ""
+    tls_ca: Annotated[
+        str, Meta(description="CA file that the server's certificate is checked against; empty: the system's")
+    ] = ""
+    tls_cert: Annotated[str, Meta(description="certificate shown to the server; empty: none")] = ""
+    tls_key: Annotated[str, Meta(description="its key file")] = ""
 
 
 class ModelSettings(Section):
@@ -55,6 +60,9 @@ class ModelSettings(Section):
         Literal["auto", "float32", "float16"],
         Meta(description="KV cache; auto: float32 with float32 weights, else float16"),
     ] = "auto"
+    aliases: Annotated[list[str], Meta(description="other names that clients may call it by")] = (
+        msgspec.field(default_factory=list)
+    )
     max_context: Annotated[Count, Meta(description="tokens of prompt and answer; 0: the model's own")] = 0
     block_size: Annotated[Literal[8, 16, 32, 64], Meta(description="tokens a KV block")] = 16
 
@@ -81,14 +89,24 @@ class WorkerSettings(Section):
     shm_dir: Annotated[str, Meta(description="where KV pools lie; one tmpfs shared by a host's workers")] = (
         "/dev/shm"
     )
-    tcp_host: Annotated[str, Meta(description="address that the TCP transport binds and announces")] = (
-        "127.0.0.1"
-    )
+    tcp_host: Annotated[
+        str,
+        Meta(
+            description="address that the TCP transport binds and announces; "
+            "auto: the one from which the NATS server is reached"
+        ),
+    ] = "127.0.0.1"
     tcp_port: Annotated[Port, Meta(description="its port; 0: any free one")] = 0
     tcp_announce: Annotated[
         str,
         Meta(description="HOST:PORT at which peers reach it, where that is another one; empty: as bound"),
     ] = ""
+    tls_ca: Annotated[
+        str,
+        Meta(description="CA file; set in workers and KV stores, TCP transfers are encrypted on both sides"),
+    ] = ""
+    tls_cert: Annotated[str, Meta(description="certificate shown to peers, signed by that CA")] = ""
+    tls_key: Annotated[str, Meta(description="its key file")] = ""
     lease_ms: Annotated[
         Positive, Meta(description="how long offered blocks stay pinned without a sign of life, ms")
     ] = 30_000
@@ -138,16 +156,25 @@ class RouterSettings(Section):
 class KvStoreSettings(Section):
     ram_mb: Annotated[Count, Meta(description="RAM tier, MB; 0: off")] = 512
     redis_url: Annotated[
-        str, Meta(description="Redis tier, redis://[:password@]host:port/db; empty: off")
+        str,
+        Meta(description="Redis tier, redis://[:password@]host:port/db, rediss:// with TLS; empty: off"),
+    ] = ""
+    redis_ca: Annotated[
+        str, Meta(description="CA file that its certificate is checked against; empty: the system's")
     ] = ""
     redis_mb: Annotated[Positive, Meta(description="most that this cluster keeps in Redis, MB")] = 4_096
     redis_ttl_s: Annotated[Positive, Meta(description="how long an unused block stays in Redis, s")] = 3_600
-    tcp_host: Annotated[str, Meta(description="address that block transfers bind and announce")] = "127.0.0.1"
+    tcp_host: Annotated[
+        str, Meta(description="address that block transfers bind and announce; auto: as worker.tcp_host")
+    ] = "127.0.0.1"
+    tcp_port: Annotated[Port, Meta(description="its port; 0: any free one")] = 0
 
 
 class GatewaySettings(Section):
     host: Annotated[str, Meta(description="address of the HTTP API")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="its port; 0: any free one")] = 8_000
+    tls_cert: Annotated[str, Meta(description="certificate chain file: HTTPS instead of HTTP")] = ""
+    tls_key: Annotated[str, Meta(description="its key file")] = ""
     api_key: Annotated[str, Meta(description="required of clients when set; never logged", extra=SECRET)] = ""
     keys_file: Annotated[
         str, Meta(description="file of hashed keys with their limits, from `baton key`; empty: none")
@@ -182,6 +209,27 @@ class MetricsSettings(Section):
     interval_ms: Annotated[Positive, Meta(description="how often services send their figures, ms")] = 2_000
 
 
+class BatchSettings(Section):
+    max_in_flight: Annotated[
+        Count, Meta(description="requests of one model run at once; 0: as many as its workers have room for")
+    ] = 0
+    max_attempts: Annotated[
+        Positive, Meta(description="runs of a request that fails with 5xx; 429 and 503 do not count")
+    ] = 3
+    max_file_mb: Annotated[Positive, Meta(description="largest file that /v1/files takes, MB")] = 200
+    files_mb: Annotated[Positive, Meta(description="most that all files take together, MB")] = 8_192
+    keep_days: Annotated[
+        Positive, Meta(description="how long results, finished jobs and output files are kept, days")
+    ] = 30
+
+
+class ServiceSettings(Section):
+    state_file: Annotated[
+        str,
+        Meta(description="file that tells `baton doctor --probe` how this process fares; empty: none"),
+    ] = ""
+
+
 class TelemetrySettings(Section):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log line shown")
@@ -205,27 +253,6 @@ class Settings(Section):
     kvstore: KvStoreSettings = msgspec.field(default_factory=KvStoreSettings)
     gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
     metrics: MetricsSettings = msgspec.field(default_factory=MetricsSettings)
-    telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)
-class BatchSettings(Section):
-    max_in_flight: Annotated[
-        Count, Meta(description="requests of one model run at once; 0: as many as its workers have room for")
-    ] = 0
-    max_attempts: Annotated[
-        Positive, Meta(description="runs of a request that fails with 5xx; 429 and 503 do not count")
-    ] = 3
-    max_file_mb: Annotated[Positive, Meta(description="largest file that /v1/files takes, MB")] = 200
-    files_mb: Annotated[Positive, Meta(description="most that all files take together, MB")] = 8_192
-    keep_days: Annotated[
-        Positive, Meta(description="how long results, finished jobs and output files are kept, days")
-    ] = 30
-
-
-class ServiceSettings(Section):
-    state_file: Annotated[
-        str,
-        Meta(description="file that tells `baton doctor --probe` how this process fares; empty: none"),
-    ] = ""
-
-
     batch: BatchSettings = msgspec.field(default_factory=BatchSettings)
     service: ServiceSettings = msgspec.field(default_factory=ServiceSettings)
+    telemetry: TelemetrySettings = msgspec.field(default_factory=TelemetrySettings)

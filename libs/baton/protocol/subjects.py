@@ -83,6 +83,11 @@ def all_stats() -> str:
     return f"{ROOT}.{ANY_MODEL}.stats.*"
 
 
+def inbox(user: str) -> str:
+    """Where answers to processes of this NATS user go; where each service has its own, no other hears it."""
+    return f"_INBOX.{user}" if re.fullmatch(r"[a-z0-9_-]{1,64}", user) else "_INBOX"
+
+
 def check_instance(instance: str) -> str:
     """An instance id as it may stand in a subject.
 

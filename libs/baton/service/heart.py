@@ -10,6 +10,7 @@ from baton.bus.pace import to_next
 from baton.protocol import subjects
 from baton.protocol.liveness import Ask
 from baton.service.base import HEARTBEAT_S, ServiceHost
+from baton.telemetry.state_file import write_state
 
 COALESCE_S = 0.02  # touches this close together make one heartbeat
 ASK_JITTER_S = 0.05  # so that a whole cluster does not answer one `Ask` in the same instant
@@ -23,6 +24,9 @@ async def beat(host: ServiceHost, check: Callable[[], None]) -> None:
         host.touched.clear()
         await host.announce()
         check()
+        if path := host.settings.service.state_file:
+            up = host.bus.up.is_set()
+            write_state(path, host.id, str(host.beat.state) if up else "the message bus is away")
         try:
             async with asyncio.timeout(to_next(HEARTBEAT_S)):
                 await host.touched.wait()

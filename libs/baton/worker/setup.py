@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from baton.bus.address import own_address
 from baton.config.settings import WorkerSettings
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -72,16 +73,17 @@ async def open_transports(
     secret = secrets.token_hex(16)
     puller = Puller(pool, shm_dir=settings.shm_dir, transports=settings.transports)
     server = BlockServer(pool, secret=secret, epoch=host.epoch)
-    port = 0
+    port, bound = 0, settings.tcp_host
     if "tcp" in settings.transports:
         try:
-            port = await server.start(settings.tcp_host, settings.tcp_port)
+            bound = await asyncio.to_thread(own_address, settings.tcp_host, host.settings.bus.url)
+            port = await server.start(bound, settings.tcp_port)
         except OSError as error:
             raise StartupError(
                 f"cannot listen on {settings.tcp_host}:{settings.tcp_port} for KV transfers ({error}):"
                 " choose another --worker-tcp-port, or 0 for any free one"
             ) from error
-    reached_at = _announced(settings, port)
+    reached_at = _announced(settings, bound, port)
     address = Address(
         host=host_id(settings.shm_dir),
         path=pool.path if "shm" in settings.transports else "",
@@ -101,14 +103,14 @@ async def open_transports(
     return identity, puller, server
 
 
-def _announced(settings: WorkerSettings, port: int) -> tuple[str, int]:
+def _announced(settings: WorkerSettings, bound: str, port: int) -> tuple[str, int]:
     """Where peers reach the TCP transport.
 
     Raises:
         StartupError: `tcp_announce` is no address.
     """
     if not settings.tcp_announce or not port:
-        return settings.tcp_host, port
+        return bound, port
     host, colon, number = settings.tcp_announce.rpartition(":")
     if not (host and colon and number.isdecimal() and 0 < int(number) < 65_536):
         raise StartupError(f"--worker-tcp-announce takes HOST:PORT, not {settings.tcp_announce!r}")

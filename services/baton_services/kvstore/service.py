@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from baton.bus.address import own_address
 from baton.bus.inbox import Delivery, Inbox
 from baton.kvcache.transports import BlockServer, Transports
 from baton.protocol.base import unpack_hashes
@@ -76,12 +77,13 @@ class KvStore:
                     ttl_s=settings.redis_ttl_s,
                     metrics=self._metrics,
                 )
-            port = await self._server.start(settings.tcp_host)
+            bound = await asyncio.to_thread(own_address, settings.tcp_host, self._host.settings.bus.url)
+            port = await self._server.start(bound, settings.tcp_port)
         except ValueError as error:
             raise StartupError(str(error)) from error
         except OSError as error:
             raise StartupError(f"{error}; see kvstore.tcp_host") from error
-        self._address = Address(host="", tcp_host=settings.tcp_host, tcp_port=port, transports=["tcp"])
+        self._address = Address(host="", tcp_host=bound, tcp_port=port, transports=["tcp"])
         inbox = await self._host.bus.inbox(self._host.subject, StoreOffer, StoreLookup, Drain)
         self._host.directory.subscribe(self._peer_changed)
         group.create_task(self._listen(inbox, group))
