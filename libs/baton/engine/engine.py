@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from baton.engine import chains
+from baton.engine import chains, forking
 from baton.engine.block_pool import BlockPool
 from baton.engine.checks import check_fits, check_new
 from baton.engine.config import EngineConfig
-from baton.engine.plan import FAILED, Key, Scores, Slice, StepPlan, StepResult
-from baton.engine.progress import Progress
+from baton.engine.plan import FAILED, Key, Slice, StepPlan, StepResult
+from baton.engine.progress import Forked, Progress
 from baton.engine.reservations import Receiving, Reservation
 from baton.engine.sampling import finish_reason
 from baton.engine.scheduler import Scheduler
@@ -126,7 +124,7 @@ class Engine:
                 continue
             progress = Progress(seq)
             news.append(progress)
-            scored = part.score is None or _take_scores(progress, part, result.scores.get(number))
+            scored = part.score is None or progress.take_scores(part, result.scores.get(number))
             if not scored or (part.sample is not None and (sampled is None or sampled.token == FAILED)):
                 problem = (sampled.problem if sampled is not None else "") or NOT_FINITE
                 progress.failure = Failure(code=Code.INTERNAL, message=problem)
@@ -142,12 +140,32 @@ class Engine:
             if seq.first_token is None:
                 seq.first_token, progress.first = now, True
             progress.finish = "stop" if sampled.complete else finish_reason(seq)
+            if progress.finish or not seq.prefill_only:
+                progress.forked = self.fork(seq)
             if progress.finish:
                 self._finish(seq, now)
             elif seq.prefill_only:
                 self.scheduler.remove(seq)
                 seq.status = Status.HELD
         return news
+
+    def fork(self, seq: Sequence) -> list[Forked]:
+        """Let a sequence's further choices begin: its prompt is computed, and it holds its blocks."""
+        forks, seq.forks = seq.forks, []
+        return [self._begin(forking.child(seq, fork), seq) for fork in forks]
+
+    def _begin(self, seq: Sequence, parent: Sequence) -> Forked:
+        made = forking.share(seq, parent, self.scheduler, self.pool)
+        if made is None:
+            try:
+                self.add(seq)
+            except RequestError as error:
+                return Forked(seq, failure=error.failure)
+            return Forked(seq)
+        seq.order = self._next_order()
+        self.scheduler.start(seq)
+        self._sequences[seq.key] = seq
+        return made
 
     def abort(self, request: str, attempt: int) -> bool:
         """Free all that this attempt of the request, and lower ones, hold; False if there was nothing.
@@ -293,14 +311,3 @@ class Engine:
     def _free(self, seq: Sequence) -> None:
         self.pool.release(seq.blocks)
         seq.blocks = []
-
-
-def _take_scores(progress: Progress, part: Slice, scores: Scores | None) -> bool:
-    """Book a slice's log-probabilities of its prompt; False if there are none that mean anything."""
-    assert part.score is not None
-    if scores is None or len(scores.chosen) != len(part.score.targets) or np.isnan(scores.chosen).any():
-        return False
-    row = part.start + part.score.first
-    progress.scores, progress.scored_from = scores, row + 1
-    progress.seq.scored = row + len(scores.chosen)
-    return True

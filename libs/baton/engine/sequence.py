@@ -35,7 +35,7 @@ from baton.engine.plan import Key, SampleSpec, Score
 from baton.protocol.base import pack_tokens
 from baton.protocol.request import Timing
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
-from baton.protocol.sequence import SequenceState
+from baton.protocol.sequence import Fork, SequenceState
 
 
 class Status(enum.Enum):
@@ -64,6 +64,8 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of output tokens, when asked for
     cached_tokens: int = 0  # prompt tokens found in the cache when first admitted, here or at prefill
     timing: Timing = field(default_factory=Timing)
+
+    forks: list[Fork] = field(default_factory=list)  # further choices, until its first token is known
 
     status: Status = Status.WAITING
     computed: int = 0  # tokens whose K and V are written

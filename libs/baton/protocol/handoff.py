@@ -6,7 +6,7 @@ import msgspec
 
 from baton.protocol.base import Message, Part, Row
 from baton.protocol.errors import Failure
-from baton.protocol.sequence import SequenceState
+from baton.protocol.sequence import Fork, SequenceState
 
 
 class Address(Part):
@@ -73,7 +73,7 @@ class Ready(Message):
 
 
 class Commit(Message):
-    """Sender -> receiver (a call): the sequence is yours, with its partial last block. Idempotent.
+    """Sender -> receiver (a call): the sequence is yours, with its forks and partial last block. Idempotent.
 
     Answered `Committed` once every block is pulled and verified, or `Refused`.
     """
@@ -83,6 +83,7 @@ class Commit(Message):
     epoch: int
     state: SequenceState
     partial: BlockRef | None = None
+    forks: list[Fork] = []
 
 
 class Committed(Message):

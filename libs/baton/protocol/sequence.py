@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.protocol.base import Part, TokenIds, unpack_tokens
+from baton.protocol.base import Part, Row, TokenIds, unpack_tokens
 from baton.protocol.request import Timing
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
+
+
+class Fork(Row):
+    """A further choice of a sequence's prompt: it begins where that ends, and is then one of its own."""
+
+    request: str
+    attempt: int
+    choice: int
 
 
 class SequenceState(Part):

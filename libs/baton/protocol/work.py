@@ -7,17 +7,20 @@ from baton.protocol.errors import Failure
 from baton.protocol.placing import Target
 from baton.protocol.request import Timing
 from baton.protocol.sampling import PromptRows, TokenLogprobs
-from baton.protocol.sequence import SequenceState
+from baton.protocol.sequence import Fork, SequenceState
 
 
 class Run(Message):
     """Tokenizer -> worker (a call): take this sequence. Answered `Accepted` or `Rejected`.
 
-    With `decode` set, hand over to that worker after the first token; without, decode here.
+    With `decode` set, hand over to that worker after the first token; without, decode here. `forks` are
+    other requests, of the same owner, that differ in their choice alone: they go wherever this one goes until
+    its first token is known, and each goes on by itself from there. Until then they end as it ends.
     """
 
     state: SequenceState
     decode: Target | None = None
+    forks: list[Fork] = []
 
 
 class Cancel(Message):
