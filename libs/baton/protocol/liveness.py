@@ -46,6 +46,7 @@ class ModelInfo(Part):
     vocab_size: int = 0
     created: int = 0  # Unix seconds
     aliases: list[str] = []
+    reasons: bool = False  # its template knows think tags
 
 
 class WorkerInfo(Part):

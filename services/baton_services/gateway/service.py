@@ -32,10 +32,12 @@ from baton_services.gateway.errors import refused
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
 from baton_services.gateway.limits import Limits
+from baton_services.gateway.messages import errors as messages_errors
+from baton_services.gateway.messages.handlers import Messages
 from baton_services.gateway.page import Page
+from baton_services.gateway.readers import Readers
 from baton_services.gateway.responses.handlers import Responses
 from baton_services.gateway.responses.store import ResponseStore
-from baton_services.gateway.readers import Readers
 
 log = get_logger(__name__)
 
@@ -102,9 +104,9 @@ class GatewayService:
                 f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}):"
                 " stop what uses it, or choose another --port"
             ) from error
+        await self._batch.start(group, self._runner)
         host.beat.url = self._url()
         host.beat.state = State.READY
-        await self._batch.start(group, self._runner)
         await host.announce()
         log.info("listening on %s", host.beat.url)
 
@@ -117,13 +119,14 @@ class GatewayService:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._batch.stop()
 
     def _app(self, generator: Generator) -> web.Application:
-        await self._batch.stop()
         settings = self._host.settings.gateway
         app = web.Application(
             middlewares=[
                 web_app.request_ids(),
+                messages_errors.shaped(),
                 web_app.errors(self._metrics),
                 self._cors.middleware(),
                 keys.middleware(self._keys),
@@ -132,12 +135,14 @@ class GatewayService:
         )
         app.on_response_prepare.append(self._readers.add)
         app.on_response_prepare.append(web_app.common_headers(self._cors))
+        app.on_response_prepare.append(messages_errors.name_request)
         app[BODIES] = Bodies(
             settings.max_body_mb * 2**20, settings.bodies_mb * 2**20, settings.body_idle_s, settings.body_s
         )
         converter = Converter(self._exchanges)
         store = ResponseStore(self._host.bus, megabytes=settings.store_mb, ttl_s=settings.store_ttl_s)
         responses = Responses(generator, self._exchanges, store)
+        messages = Messages(generator, self._exchanges)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (
                 ("/chat/completions", generator.chat),
@@ -147,6 +152,7 @@ class GatewayService:
             ):
                 app.router.add_post(prefix + path, handler, expect_handler=expect)
             responses.routes(app.router, prefix)
+            messages.routes(app.router, prefix)
             app.router.add_get(prefix + "/models", self._models)
             app.router.add_get(prefix + "/models/{model:.+}", self._model)
         page = Page(self._host.directory, self._exchanges)

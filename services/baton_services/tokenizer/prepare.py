@@ -18,6 +18,7 @@ from baton.protocol.liveness import ModelInfo
 from baton.protocol.request import Generate
 from baton.protocol.sampling import MAX_STOP_IDS, Constraint
 from baton.service.base import StartupError
+from baton.text import reasoning
 from baton.text.detokenizer import Detokenizer, decode
 from baton.text.model_files import TextModel
 from baton.text.templates import encode_chat
@@ -205,5 +206,6 @@ def load_text(settings: Settings) -> tuple[TextModel, ModelInfo]:
         max_context=min(limits),
         vocab_size=text.vocab_size,
         aliases=settings.model.aliases,
+        reasons=reasoning.detect(text.template.source if text.template is not None else None) is not None,
     )
     return text, info
