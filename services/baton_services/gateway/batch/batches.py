@@ -27,8 +27,8 @@ from baton_services.gateway.parse import parse
 
 DEFAULT_LIMIT, MOST = 20, 100
 PATIENCE_S = 3.0
-_window = re.compile(r"([1-9][0-9]{0,5})([mhd])")
-_SECONDS = {"m": 60, "h": 3_600, "d": 86_400}
+_window = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _Metadata = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 
 
@@ -126,7 +126,7 @@ def _seconds(window: str) -> int:
     found = _window.fullmatch(window)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MAX_EXPIRY_S:
-        words = "completion_window: is '24h', or another number of m, h or d up to 30d"
+        words = "completion_window: is '24h', or another number of s, m, h or d up to 30d"
         raise invalid(words, "completion_window")
     return seconds
 
