@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from running import Running
 
@@ -165,17 +167,18 @@ async def test_clients_that_leave_free_everything(baton: Running) -> None:
     await wait_idle(baton)
 
 
+def workers(baton: Running, role: str) -> list[psutil.Process]:
+    children = psutil.Process(baton.process.pid).children(recursive=True)
+    return [child for child in children if "serve" in child.cmdline() and role in child.cmdline()]
+
+
+async def kill_one_of_each(baton: Running) -> None:
+    for role in ("decode", "prefill"):
+        await asyncio.sleep(0.3)
+        workers(baton, role)[0].send_signal(signal.SIGKILL)
+
+
 async def test_a_worker_killed_in_the_middle_changes_no_text(baton: Running) -> None:
-    import signal
-
-    import psutil
-
-    workers = [
-        process
-        for process in psutil.Process(baton.process.pid).children(recursive=True)
-        if "serve" in process.cmdline() and {"prefill", "decode"} & set(process.cmdline())
-    ]
-    assert len(workers) == 4
     async with aiohttp.ClientSession() as session:
         prompts = [prompt(40 + 31 * index, 9_000 + index) for index in range(12)]
         running = [
@@ -184,12 +187,38 @@ async def test_a_worker_killed_in_the_middle_changes_no_text(baton: Running) -> 
             )
             for tokens in prompts
         ]
-        await asyncio.sleep(0.3)
-        victim = next(process for process in workers if "decode" in process.cmdline())
-        victim.send_signal(signal.SIGKILL)
-        await asyncio.sleep(0.3)
-        victim = next(process for process in workers if "prefill" in process.cmdline())
-        victim.send_signal(signal.SIGKILL)
+        await kill_one_of_each(baton)
         texts = await asyncio.wait_for(asyncio.gather(*running), 60)
     assert texts == [expected(tokens, 400) for tokens in prompts]
+    await wait_idle(baton, 10)
+
+
+async def test_a_worker_killed_in_the_middle_changes_neither_choices_nor_logprobs_nor_usage(
+    baton: Running,
+) -> None:
+    """Sampled, penalised, several choices of a prompt, some bound by a grammar: all as undisturbed."""
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 80}
+    common: Json = {"model": "mock", "max_tokens": 300, "n": 2, "logprobs": 2, "temperature": 0.9}
+    penalties: Json = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+    bodies = [
+        {**common, **penalties, "prompt": prompt(50 + 90 * index, 9_100 + index), "seed": index}
+        | ({"guided_json": schema} if index % 2 else {})
+        for index in range(6)
+    ]
+
+    async def whole(session: aiohttp.ClientSession, body: Json, salt: str) -> Json:
+        async with session.post(f"{baton.url}/v1/completions", json={**body, "cache_salt": salt}) as answer:
+            found: Json = await answer.json()
+            assert answer.status == 200, found
+            usage = {key: found["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+            return {"choices": found["choices"], "usage": usage}
+
+    async with aiohttp.ClientSession() as session:
+        undisturbed = await asyncio.gather(*(whole(session, body, "once") for body in bodies))
+        running = [asyncio.create_task(whole(session, body, "again")) for body in bodies]
+        await kill_one_of_each(baton)
+        assert not all(task.done() for task in running), "the kills came too late"
+        answers = await asyncio.wait_for(asyncio.gather(*running), 60)
+    assert answers == undisturbed
+    assert all(choice["logprobs"]["tokens"] for answer in answers for choice in answer["choices"])
     await wait_idle(baton, 10)
