@@ -142,11 +142,12 @@ def shipped_variants() -> list[Variant]:
 def _compile(command: list[str], path: Path) -> None:
     log.info("compiling the CPU kernels with %s (once, some seconds)", command[0])
     started = time.monotonic()
+    sources = [str(path) for path in _files() if path.suffix == ".cpp"]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         made = Path(folder) / path.name
         try:
             done = subprocess.run(
-                [*command, str(_SOURCE / "executor.cpp"), "-o", str(made)],
+                [*command, *sources, "-o", str(made)],
                 capture_output=True,
                 text=True,
                 errors="replace",

@@ -26,8 +26,7 @@ Executor::Executor(const Shape& shape, const Op* ops, int count, int threads)
       attended_stride_(padded(shape.heads * shape.head_dim, GROUP)),
       most_groups_(most_groups(ops, count)),
       tile_rows_(group() <= 4 ? 16 : group() < 64 ? 64 / group() : 1),
-      team_(threads),
-      taken_(new std::atomic<int32_t>[size_t(shape.layers)]) {
+      team_(threads, 2 * count) {
   const int queries = padded(tile_rows_ * group(), 4), dim = shape.head_dim;
   for (int i = 0; i < threads; i++) {
     auto made = std::make_unique<Scratch>();
@@ -98,23 +97,24 @@ void Executor::prepare(const Step& step) {
     }
   }
   records_.reserve(records);
-  for (int i = 0; i < shape_.layers; i++) taken_[size_t(i)].store(0, std::memory_order_relaxed);
 }
 
 int Executor::step(const Step& step) {
   if (!valid(step)) return -1;
   prepare(step);
-  team_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  team_.run(team_.size(), [](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
   return 0;
 }
 
 void Executor::walk(int thread) {
+  Scratch& own = *scratch_[size_t(thread)];
+  own.phase = 0;
   auto before = std::chrono::steady_clock::now();
   for (size_t i = 0; i < ops_.size(); i++) {
     const Op& op = ops_[i];
-    if (op.code == EMBED) embed(op, thread);
-    if (op.code == PROJECT) project(op, thread);
-    if (op.code == ATTEND) attend(op, thread);
+    if (op.code == EMBED) embed(op, own);
+    if (op.code == PROJECT) project(op, own);
+    if (op.code == ATTEND) attend(op, own);
     if (seconds_ && thread == 0) {
       const auto now = std::chrono::steady_clock::now();
       seconds_[i] += std::chrono::duration<double>(now - before).count();
@@ -123,11 +123,12 @@ void Executor::walk(int thread) {
   }
 }
 
-void Executor::embed(const Op& op, int thread) {
-  for (int row = from(step_->rows, thread); row < from(step_->rows, thread + 1); row++) {
-    unpack_row(op.part[0], step_->ids[row], hidden_.get() + int64_t(row) * hidden_stride_);
-  }
-  team_.barrier();
+void Executor::embed(const Op& op, Scratch& own) {
+  share_rows(own, step_->rows, SOME_ROWS, [&](int first, int last) {
+    for (int row = first; row < last; row++) {
+      unpack_row(op.part[0], step_->ids[row], hidden_.get() + int64_t(row) * hidden_stride_);
+    }
+  });
 }
 
 const float* Executor::source_row(const Op& op, int row, float* scratch) {
@@ -145,160 +146,49 @@ const float* Executor::source_row(const Op& op, int row, float* scratch) {
   return scratch;
 }
 
-void Executor::project(const Op& op, int thread) {
-  const Step& step = *step_;
-  const int rows = op.sampled_only ? step.sampled : step.rows, groups = op.part[0].groups;
+void Executor::project(const Op& op, Scratch& own) {
+  const int rows = op.sampled_only ? step_->sampled : step_->rows, groups = op.part[0].groups;
   if (!rows) return;
-  Scratch& own = *scratch_[size_t(thread)];
-  const bool alone = rows <= FEW;
+  bool alone = rows <= FEW;
   const Quantised input = alone ? own.quantised.view() : quantised_.view();
-  for (int i = alone ? 0 : from(rows, thread); i < (alone ? rows : from(rows, thread + 1)); i++) {
-    const int row = op.sampled_only ? step.sampled_rows[i] : i;
-    quantise_row(source_row(op, row, own.row.get()), input, i, rows, groups);
-  }
-  if (!alone) team_.barrier();
+  const auto prepare_rows = [&](int first, int last) {
+    for (int i = first; i < last; i++) {
+      const int row = op.sampled_only ? step_->sampled_rows[i] : i;
+      quantise_row(source_row(op, row, own.row.get()), input, i, rows, groups);
+    }
+  };
+  if (!alone) share_rows(own, rows, PREPARED_ROWS, prepare_rows);
+  int total = 0;
+  for (int i = 0; i < op.parts; i++) total += panels(op.part[i]);
+  share_rows(own, total, panels_a_piece(total, groups, rows), [&](int first, int last) {
+    if (alone) prepare_rows(0, rows);  // only once a piece is taken: the source stands still until it is done
+    alone = false;
+    multiply(op, input, rows, first, last);
+  });
+}
 
-  Output output{wide_.get(), wide_stride_, op.sampled_only ? step.sampled_rows : nullptr, false};
+// A piece of a linear layer: some microseconds of work, and enough pieces for the threads to end together.
+int Executor::panels_a_piece(int total, int groups, int rows) const {
+  constexpr int PIECES = 6, TILES = 6000;  // of each thread; of a piece, counting a tile once a row
+  const int even = total / (PIECES * team_.size()), most = TILES / (groups * (rows + 3));
+  const int fewer = even < most ? even : most;
+  return team_.size() == 1 ? total : fewer > 1 ? fewer : 1;
+}
+
+// Panels `first` to `last` of all parts, one after the other.
+void Executor::multiply(const Op& op, const Quantised& input, int rows, int first, int last) const {
+  Output output{wide_.get(), wide_stride_, op.sampled_only ? step_->sampled_rows : nullptr, false};
   if (op.target == ADD_TO_HIDDEN) {
     output = {hidden_.get(), hidden_stride_, output.rows, true};
   } else if (op.target == TO_LOGITS) {
-    output = {step.logits, step.logits_stride, nullptr, false};
+    output = {step_->logits, step_->logits_stride, nullptr, false};
   }
-  int total = 0;
-  for (int i = 0; i < op.parts; i++) total += panels(op.part[i]);
-  int first = from(total, thread), last = from(total, thread + 1);
   for (int i = 0; i < op.parts && last > 0; i++) {
     const int here = panels(op.part[i]);
     if (first < here) linear(op.part[i], first, last < here ? last : here, input, rows, output);
     first = first > here ? first - here : 0;
     last -= here;
   }
-  team_.barrier();
-}
-
-void Executor::attend(const Op& op, int thread) {
-  const Pages pages{step_->pool,
-                    step_->block_bytes,
-                    shape_.kv_heads,
-                    std::countr_zero(uint32_t(shape_.block_size)),
-                    shape_.head_dim,
-                    op.layer};
-  if (chunks_) {
-    write_chunks(pages, thread);
-    team_.barrier();
-  }
-  Scratch& scratch = *scratch_[size_t(thread)];
-  std::atomic<int32_t>& taken = taken_[size_t(op.layer)];
-  for (;;) {
-    const int number = taken.fetch_add(1, std::memory_order_relaxed);
-    if (number >= int(items_.size())) break;
-    const Item& item = items_[size_t(number)];
-    if (item.rows) {
-      attend_chunk(pages, item, scratch);
-    } else {
-      attend_single(pages, item, scratch);
-    }
-  }
-  team_.barrier();
-}
-
-// Queries of one KV head, turned and scaled: [group, head_dim].
-void Executor::turned_queries(int row, int position, int head, float* out) const {
-  const int dim = shape_.head_dim, half = dim / 2;
-  const float* queries = wide_.get() + int64_t(row) * wide_stride_ + head * group() * dim;
-  const float *cos = step_->cos + int64_t(position) * half, *sin = step_->sin + int64_t(position) * half;
-  const float scale = 1.0f / std::sqrt(float(dim));
-  for (int i = 0; i < group(); i++) rotate(queries + i * dim, cos, sin, scale, dim, out + i * dim);
-}
-
-// The item with the last split also writes the token's own key and value: nobody else reads them in this step.
-void Executor::attend_single(const Pages& pages, const Item& item, Scratch& scratch) {
-  const Span& span = step_->span[item.span];
-  const int dim = shape_.head_dim, position = span.start, size = record_size(dim);
-  if (position < item.first + SPLIT) {
-    const float* key = wide_.get() + int64_t(span.row) * wide_stride_ + (shape_.heads + item.head) * dim;
-    write_kv(pages, step_->tables + span.table, position, item.head, key,
-             key + shape_.kv_heads * dim, step_->cos + int64_t(position) * (dim / 2),
-             step_->sin + int64_t(position) * (dim / 2), scratch.row.get());
-  }
-  turned_queries(span.row, position, item.head, scratch.queries.get());
-  const int n = position + 1 - item.first < SPLIT ? position + 1 - item.first : SPLIT;
-  const bool only = splits_[size_t(span.row)] == 1;
-  float* records = scratch.records.get();
-  if (!only) {
-    records = records_.get() + record_[size_t(span.row)] +
-              (int64_t(item.first / SPLIT) * shape_.heads + item.head * group()) * size;
-  }
-  attend_split(pages, step_->tables + span.table, item.head, item.first, n, group(), scratch.queries.get(),
-               scratch.scores.get(), records);
-  if (!only) return;
-  float* out = attended_.get() + int64_t(span.row) * attended_stride_ + item.head * group() * dim;
-  for (int i = 0; i < group(); i++) finish(records + i * size, dim, out + i * dim);
-}
-
-void Executor::write_chunks(const Pages& pages, int thread) {
-  const int dim = shape_.head_dim, half = dim / 2;
-  const int begin = from(step_->rows, thread), end = from(step_->rows, thread + 1);
-  float* scratch = scratch_[size_t(thread)]->row.get();
-  for (int i = 0; i < step_->spans; i++) {
-    const Span& span = step_->span[i];
-    if (span.length == 1) continue;
-    const int first = span.row > begin ? span.row : begin;
-    const int last = span.row + span.length < end ? span.row + span.length : end;
-    for (int row = first; row < last; row++) {
-      const int position = span.start + row - span.row;
-      const float* keys = wide_.get() + int64_t(row) * wide_stride_ + shape_.heads * dim;
-      for (int head = 0; head < shape_.kv_heads; head++) {
-        write_kv(pages, step_->tables + span.table, position, head, keys + head * dim,
-                 keys + (shape_.kv_heads + head) * dim, step_->cos + int64_t(position) * half,
-                 step_->sin + int64_t(position) * half, scratch);
-      }
-    }
-  }
-}
-
-void Executor::attend_chunk(const Pages& pages, const Item& item, Scratch& scratch) {
-  const Span& span = step_->span[item.span];
-  const int dim = shape_.head_dim, size = record_size(dim), count = item.rows * group();
-  const int row = span.row + item.first, position = span.start + item.first;
-  const ChunkScratch chunk{scratch.queries.get(), scratch.scores.get(),  scratch.keys.get(),
-                           scratch.values.get(),  scratch.records.get(), scratch.fresh.get()};
-  for (int i = 0; i < item.rows; i++) {
-    turned_queries(row + i, position + i, item.head, chunk.queries + i * group() * dim);
-  }
-  for (int i = count * dim; i < padded(count, 4) * dim; i++) chunk.queries[i] = 0.0f;
-  attend_tile(pages, step_->tables + span.table, item.head, position, item.rows, group(), chunk);
-  for (int i = 0; i < count; i++) {
-    float* out = attended_.get() + int64_t(row + i / group()) * attended_stride_ +
-                 (item.head * group() + i % group()) * dim;
-    finish(chunk.records + i * size, dim, out);
-  }
 }
 
 }  // namespace baton
-
-#define BATON_EXPORT extern "C" __attribute__((visibility("default")))
-
-// Null when there is no memory or no thread to be had.
-BATON_EXPORT void* baton_create(const baton::Shape* shape, const baton::Op* ops, int32_t count, int32_t threads) {
-  try {
-    return new baton::Executor(*shape, ops, count, threads);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
-}
-
-BATON_EXPORT void baton_destroy(void* executor) { delete static_cast<baton::Executor*>(executor); }
-
-// 0; -1: the step names what does not exist; -2: no memory.
-BATON_EXPORT int32_t baton_step(void* executor, const baton::Step* step) {
-  try {
-    return static_cast<baton::Executor*>(executor)->step(*step);
-  } catch (const std::bad_alloc&) {
-    return -2;
-  }
-}
-
-BATON_EXPORT void baton_profile(void* executor, double* seconds) {
-  static_cast<baton::Executor*>(executor)->profile(seconds);
-}

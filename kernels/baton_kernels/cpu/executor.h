@@ -77,12 +77,15 @@ class Executor {
   void profile(double* seconds) { seconds_ = seconds; }
 
  private:
-  // Rows up to this many are prepared by every thread for itself, which saves a barrier.
+  // Rows up to this many are prepared by every thread for itself, which saves a phase.
   static constexpr int FEW = 2;
+  // Rows of a piece, where rows are made: embedded, written to pages; prepared for a linear layer.
+  static constexpr int SOME_ROWS = 16, PREPARED_ROWS = 4;
 
   struct Scratch {
     Buffer<float> row, queries, scores, keys, values, records, fresh;
     QuantisedBuffer quantised;
+    int phase;  // the next one
   };
 
   // A share of attention: a single token's split for one KV head, or a tile of a chunk.
@@ -93,16 +96,25 @@ class Executor {
   bool valid(const Step& step) const;
   void prepare(const Step& step);
   void walk(int thread);
-  void embed(const Op& op, int thread);
-  void project(const Op& op, int thread);
-  void attend(const Op& op, int thread);
+  void embed(const Op& op, Scratch& own);
+  void project(const Op& op, Scratch& own);
+  void multiply(const Op& op, const Quantised& input, int rows, int first, int last) const;
+  int panels_a_piece(int total, int groups, int rows) const;
+  void attend(const Op& op, Scratch& own);
   void attend_single(const Pages& pages, const Item& item, Scratch& scratch);
   void attend_chunk(const Pages& pages, const Item& item, Scratch& scratch);
-  void write_chunks(const Pages& pages, int thread);
+  void write_chunks(const Pages& pages, int begin, int end, float* scratch);
   const float* source_row(const Op& op, int row, float* scratch);
   void turned_queries(int row, int position, int head, float* out) const;
 
-  int from(int count, int thread) const { return int(int64_t(count) * thread / team_.size()); }
+  // Work on rows 0 to `rows` in pieces: piece(first, last).
+  template <class Piece>
+  void share_rows(Scratch& own, int rows, int each, Piece piece) {
+    team_.share(own.phase++, (rows + each - 1) / each, [&](int number) {
+      const int first = number * each;
+      piece(first, rows - first < each ? rows : first + each);
+    });
+  }
   int group() const { return shape_.heads / shape_.kv_heads; }
 
   const Shape shape_;
@@ -115,7 +127,6 @@ class Executor {
   QuantisedBuffer quantised_;
   std::vector<std::unique_ptr<Scratch>> scratch_;
   std::vector<Item> items_;
-  std::unique_ptr<std::atomic<int32_t>[]> taken_;  // items taken, by layer
   std::vector<int32_t> splits_;                    // of each row: 1, or how many records it has
   std::vector<int64_t> record_;                    // of each row: where these begin
   bool chunks_ = false;

@@ -1,0 +1,28 @@
+// What the library offers; library.py calls it.
+#include "executor.h"
+
+#define BATON_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Null when there is no memory or no thread to be had.
+BATON_EXPORT void* baton_create(const baton::Shape* shape, const baton::Op* ops, int32_t count, int32_t threads) {
+  try {
+    return new baton::Executor(*shape, ops, count, threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+BATON_EXPORT void baton_destroy(void* executor) { delete static_cast<baton::Executor*>(executor); }
+
+// 0; -1: the step names what does not exist; -2: no memory.
+BATON_EXPORT int32_t baton_step(void* executor, const baton::Step* step) {
+  try {
+    return static_cast<baton::Executor*>(executor)->step(*step);
+  } catch (const std::bad_alloc&) {
+    return -2;
+  }
+}
+
+BATON_EXPORT void baton_profile(void* executor, double* seconds) {
+  static_cast<baton::Executor*>(executor)->profile(seconds);
+}
