@@ -7,7 +7,6 @@ The protocol: https://docs.nats.io/reference/reference-protocols/nats_api_refere
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,9 +21,9 @@ from baton.bus.connection import Bus, BusDown, CallTimeout, NoResponder
 
 API = "$JS.API"
 TIMEOUT_S = 5.0
-LOOK_S = 0.25  # how soon a wait notices that the bus is away
 PAGE = 256  # messages read at once
 PAGE_BYTES = 4 * 2**20
+PULL_BYTES = 16 * 2**20  # more than the largest message
 COUNTER_IDLE_S = 120
 WRONG_SEQUENCE = 10_071
 _NOT_FOUND = 404
@@ -216,6 +215,7 @@ class Work:
 
     async def open(self) -> None:
         await self._bus.listen(self._inbox, self._take)
+        self._bus.on_change(lambda up: self._arrived.set())
 
     def _take(self, msg: Msg) -> None:
         headers = msg.headers or {}
@@ -231,7 +231,7 @@ class Work:
         Raises:
             BusDown: the connection is lost. CallTimeout, StoreError: there is no such consumer (any more).
         """
-        wanted: dict[str, Any] = {"no_wait": True, "batch": limit}
+        wanted: dict[str, Any] = {"no_wait": True, "batch": limit, "max_bytes": PULL_BYTES}
         if wait_s:
             wanted = {"expires": int(wait_s * 1e9), "batch": 1}
         self._status = ""
@@ -241,11 +241,11 @@ class Work:
             self._arrived.clear()
             if not self._bus.up.is_set():
                 raise BusDown("the bus went away while work was awaited")
-            if time.monotonic() > deadline:
-                raise CallTimeout(f"no answer from {self._consumer} in time")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
                     await self._arrived.wait()
+            except TimeoutError as error:
+                raise CallTimeout(f"no answer from {self._consumer} in time") from error
         found, self._found = self._found, []
         if not found and self._status[:3] not in ("404", "408"):
             raise StoreError(f"{self._consumer}: {self._status}", 409)

@@ -26,8 +26,10 @@ log = get_logger(__name__)
 
 ACK_WAIT_S = 10.0  # a service that is killed holds its requests up for so long
 PROGRESS_S = 3.0
-WINDOW = 512  # requests taken and not begun
+WINDOW = 512  # requests of a priority taken and not begun
 WINDOW_BYTES = 64 * 2**20
+PULL = 128
+WAIT_S = 5.0
 ROUND_S = 0.25
 RETURN_S = 2.0  # until a request whose job is not found is handed out again
 MAX_DELIVERIES = 200  # a request that ends its service each time is not tried for ever
@@ -48,7 +50,9 @@ class Dispatcher:
         self._runner = runner
         self._outlet = outlet
         self._metrics = metrics
-        self._queues: list[tuple[str, Work]] = []
+        self._queues = [Work(host.bus, names.ITEM_STREAM, priority) for priority in names.PRIORITIES]
+        self._taken = [asyncio.Event() for _ in self._queues]  # something taken from it has been begun
+        self._waiting = [0] * len(self._queues)
         self._windows: dict[str, Window] = {}
         self._paces: dict[str, Pace] = {}
         self._running: dict[str, int] = {}
@@ -59,12 +63,11 @@ class Dispatcher:
 
     async def start(self, group: asyncio.TaskGroup) -> None:
         """Opens the queues, which must exist."""
-        for priority in names.PRIORITIES:
-            queue = Work(self._host.bus, names.ITEM_STREAM, priority)
+        for queue in self._queues:
             await queue.open()
-            self._queues.append((priority, queue))
         self._group = group
-        group.create_task(self._take())
+        for rank in range(len(names.PRIORITIES)):
+            group.create_task(self._take(rank))
         group.create_task(self._begin())
         group.create_task(self._hold())
 
@@ -75,7 +78,8 @@ class Dispatcher:
             while len(window):
                 entry = window.pop()
                 with contextlib.suppress(*AWAY):
-                    await self._queues[entry.priority][1].again(entry.msg, 0.0)
+                    await self._queues[entry.priority].again(entry.msg, 0.0)
+                self._begun(entry)
                 self._drop(entry)
 
     @property
@@ -84,34 +88,28 @@ class Dispatcher:
 
     # --- taking ------------------------------------------------------------------------------------------
 
-    async def _take(self) -> None:
-        """Keeps the window full, the highest priority first."""
+    async def _take(self, rank: int) -> None:
+        """Keeps as many of one priority in hand as can be put in a good order."""
+        queue, begun = self._queues[rank], self._taken[rank]
         while not self._draining:
-            waiting = len(self._held) - self.running
-            took = 0
-            if waiting < WINDOW and self._held_bytes < WINDOW_BYTES:
-                took = await self._pull(WINDOW - waiting)
-            if not took:
-                await self._sleep(ROUND_S)
-
-    async def _pull(self, most: int) -> int:
-        took = 0
-        for rank, (_, queue) in enumerate(self._queues):
-            if took >= most:
-                break
+            begun.clear()
+            room = WINDOW - self._waiting[rank]
+            if room < WINDOW // 8 or self._held_bytes >= WINDOW_BYTES:
+                await begun.wait()
+                continue
             try:
-                found = await queue.pull(min(most - took, 128))
+                found = await queue.pull(min(room, PULL)) or await queue.pull(1, wait_s=WAIT_S)
             except AWAY:
                 await self._host.bus.up.wait()
-                return took
+                await asyncio.sleep(ROUND_S)
+                continue
             except StoreError as error:
                 log.warning("the queue does not answer: %s", error)
-                return took
+                await asyncio.sleep(WAIT_S)
+                continue
             for msg in found:
                 self._add(msg, rank)
-            took += len(found)
-        self._changed.set()
-        return took
+            self._changed.set()
 
     def _add(self, msg: Msg, rank: int) -> None:
         seq = sequence(msg)
@@ -125,6 +123,7 @@ class Dispatcher:
         entry = Entry(prefix_key(item.endpoint, body), seq, item, str(body.get("model")), msg, rank, again)
         self._held[seq] = entry
         self._held_bytes += len(msg.data)
+        self._waiting[rank] += 1
         self._windows.setdefault(entry.model, Window()).add(entry)
 
     # --- beginning ---------------------------------------------------------------------------------------
@@ -140,17 +139,11 @@ class Dispatcher:
                 if not len(window) and not self._running.get(model):
                     del self._windows[model]
             self._metrics.running.set(self.running)
-            self._metrics.waiting.set(len(self._held) - self.running)
-            await self._sleep(ROUND_S)
-
-    async def _sleep(self, seconds: float) -> None:
-        """Until something changes, or for so long."""
-        self._changed.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+            self._metrics.waiting.set(sum(self._waiting))
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):  # room that others leave is looked for
+                async with asyncio.timeout(ROUND_S if self._windows else None):
+                    await self._changed.wait()
 
     def _room(self, model: str) -> int:
         """This service's share of the workers' room."""
@@ -172,7 +165,13 @@ class Dispatcher:
 
     def _start(self, entry: Entry, pace: Pace) -> None:
         self._running[entry.model] = self._running.get(entry.model, 0) + 1
+        self._begun(entry)
         self._group.create_task(self._run(entry, pace))
+
+    def _begun(self, entry: Entry) -> None:
+        """It has left the window."""
+        self._waiting[entry.priority] -= 1
+        self._taken[entry.priority].set()
 
     async def _run(self, entry: Entry, pace: Pace) -> None:
         try:
@@ -182,7 +181,7 @@ class Dispatcher:
                 log.error("request %s of job %s: %s", entry.item.token, entry.item.job, error)
                 outcome = "returned"
             self._metrics.results.labels(outcome).inc()
-            queue = self._queues[entry.priority][1]
+            queue = self._queues[entry.priority]
             if outcome == "returned":
                 await patiently(lambda: queue.again(entry.msg, RETURN_S))
             else:  # double: it leaves our hands once the server knows that it is done
@@ -195,6 +194,8 @@ class Dispatcher:
     def _drop(self, entry: Entry) -> None:
         del self._held[entry.seq]
         self._held_bytes -= len(entry.msg.data)
+        for begun in self._taken:
+            begun.set()
 
     async def _result(self, entry: Entry, pace: Pace) -> str:
         """Sees to it that there is a result, if one is wanted. What came of it, in a word."""
@@ -225,6 +226,6 @@ class Dispatcher:
             await asyncio.sleep(PROGRESS_S)
             try:
                 for entry in list(self._held.values()):
-                    await self._queues[entry.priority][1].going_on(entry.msg)
+                    await self._queues[entry.priority].going_on(entry.msg)
             except AWAY:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,9 @@ from baton.batch.lines import MAX_LINE
 from baton.batch.records import Job
 from baton.batch.results import Item
 from baton.batch.state import Jobs, cancel
+from baton.bus.connection import BusDown
 from baton.bus.stored import AWAY, StoreError, Work, WrongSequence, delivered, patiently, sequence
-from baton.protocol.batch import Cancel, Close, Open, Request
+from baton.protocol.batch import Cancel, Close, Nudge, Open, Request
 from baton.service.base import ServiceHost
 from baton.telemetry.logs import get_logger
 from baton_services.batch.jobcache import JobCache
@@ -24,7 +26,7 @@ from baton_services.batch.jobcache import JobCache
 log = get_logger(__name__)
 
 PULL = 64
-WAIT_S = 1.0
+WAIT_S = 5.0
 OPEN_WAIT_S = 1.0  # how long a request that came before its job's `open` is put aside
 OPEN_TRIES = 10
 
@@ -89,6 +91,7 @@ class Intake:
         match asked:
             case Open():
                 await self._open(owner, id, asked, msg)
+                await self._nudge()
                 return True
             case Request():
                 job = await patiently(lambda: self._cache.get(owner, id))
@@ -105,7 +108,14 @@ class Intake:
             if delivered(msg) >= OPEN_TRIES:
                 raise Refused("there is no such job: send `open` first")
             self._cache.forget()
+        elif not isinstance(asked, Request):
+            await self._nudge()
         return job is not None
+
+    async def _nudge(self) -> None:
+        """Has keepers look at once; without it they would within a few seconds."""
+        with contextlib.suppress(BusDown):
+            await self._host.bus.publish(names.nudge(), Nudge())
 
     async def _change(self, owner: str, id: str, edit: Callable[[Job], bool]) -> Job | None:
         return await patiently(lambda: self._jobs.change(owner, id, edit))

@@ -27,6 +27,7 @@ from baton_services.batch.outlet import Outlet
 log = get_logger(__name__)
 
 ROUND_S = 1.0
+IDLE_ROUND_S = 5.0  # without jobs
 SETTLE_S = 1.5  # until it is known which other batch services live
 LETTING_GO_S = 3.0  # in which requests of a job that ends are given up everywhere
 LOST_S = 60.0  # an entry of a job whose record never came
@@ -64,6 +65,7 @@ class Keeper:
         await asyncio.sleep(SETTLE_S)
         while True:
             self._nudged.clear()
+            active = []
             try:
                 active = await self._jobs.active()
                 kept = [await self._look(owner, id) for owner, id in active]
@@ -73,7 +75,7 @@ class Keeper:
             except StoreError as error:
                 log.warning("jobs cannot be looked at: %s", error)
             try:
-                async with asyncio.timeout(ROUND_S):
+                async with asyncio.timeout(ROUND_S if active else IDLE_ROUND_S):
                     await self._nudged.wait()
             except TimeoutError:
                 continue

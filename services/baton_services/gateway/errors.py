@@ -38,11 +38,11 @@ OWN: dict[str, tuple[int, str]] = {
     "rate_limit_exceeded": (429, "rate_limit_error"),
     "store_unavailable": (503, "service_unavailable_error"),
     "no_metrics": (503, "service_unavailable_error"),
+    "no_batch_service": (503, "service_unavailable_error"),
+    "conflict": (409, "invalid_request_error"),
 }
 _RETRY_AFTER_S = {429: 1, 503: 1}
 
-    "no_batch_service": (503, "service_unavailable_error"),
-    "conflict": (409, "invalid_request_error"),
 
 class HttpError(Exception):
     """An answer that is an error. `code` and `param` are what the client reads in the body."""
