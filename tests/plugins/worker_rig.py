@@ -25,7 +25,7 @@ from baton.protocol.liveness import Role, State
 from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, Rejected
 from baton.protocol.sampling import SamplingParams, TokenLogprobs
-from baton.protocol.sequence import SequenceState
+from baton.protocol.sequence import Fork, SequenceState
 from baton.protocol.work import Cancel, Ended, Leaving, Move, Resume, Run, TokenBatch, Tokens
 from baton.service import heart
 from baton.service.base import ServiceHost
@@ -218,8 +218,12 @@ class Player:
         priority: int = 0,
         deadline_ms: int = 60_000,
         salt: str = "",
+        choices: int = 1,
     ) -> None:
-        """Sends a `Run` of prompt and the output so far; returns once it is accepted."""
+        """Sends a `Run` of prompt and the output so far; returns once it is accepted.
+
+        Its further `choices` are requests `name.1`, `name.2`, ...
+        """
         output = self.output.setdefault(name, [])
         stream = self.streams.setdefault(name, StreamReceiver())
         self.logprobs.setdefault(name, [])
@@ -237,7 +241,11 @@ class Player:
             deadline_ms=deadline_ms,
             delivered=len(output),
         )
-        message = Run(state=state, decode=decode.target if decode is not None else None)
+        forks = [Fork(f"{name}.{choice}", attempt, choice) for choice in range(1, choices)]
+        for fork in forks:
+            self.output[fork.request], self.logprobs[fork.request] = [], []
+            self.streams[fork.request] = StreamReceiver(attempt)
+        message = Run(state=state, decode=decode.target if decode is not None else None, forks=forks)
         await self.call(node, message)
 
     async def call(self, node: Node, message: Message) -> None:

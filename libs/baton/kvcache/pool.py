@@ -134,6 +134,10 @@ class KvPool:
             os.close(fd)
         return cls(memory, geometry, num_blocks, epoch=found, path=str(path), owner_fd=-1)
 
+    def copy(self, source: int, target: int) -> None:
+        """Gives a slot that nobody reads yet the content of another one."""
+        self.data[target] = self.data[source]
+
     def view(self, slot: int) -> memoryview:
         """A slot's bytes, uint8 [block_bytes]. Writable for the owner.
 

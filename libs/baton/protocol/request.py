@@ -13,6 +13,7 @@ from baton.protocol.sampling import SamplingParams
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 512
+MAX_CHOICES = 128
 
 
 class ChatMessage(Part):
@@ -72,6 +73,9 @@ class Generate(Message):
     deadline_ms: int = 600_000  # left from now
     resend: int = 0
     choice: int = 0  # which of the answers to the same prompt: randomness is (seed, choice, index)
+    # Further requests: the choices after this one, with all else the same. The prompt is read once for all;
+    # each is answered, cancelled and sent again by itself.
+    forks: Annotated[list[str], Meta(max_length=MAX_CHOICES)] = []
     echo: bool = False  # the prompt's text comes first in the answer's, `prompt_logprobs` of it with the text
     only_prompt: bool = False  # no answer follows: `max_tokens` of a completion is 0
     structure: Structure | None = None

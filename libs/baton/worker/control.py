@@ -47,6 +47,7 @@ class Control:
         events: KvEventStream,
         store: StoreTier,
         prepare: Prepare,
+        tombstones: Tombstones,
     ) -> None:
         self._host = host
         self._group = group
@@ -57,7 +58,7 @@ class Control:
         self._events = events
         self._store = store
         self._prepare = prepare
-        self._tombstones = Tombstones()
+        self._tombstones = tombstones
         self.closed: Failure | None = None  # why nothing new is taken
 
     async def serve(self, inbox: Inbox) -> None:
@@ -122,6 +123,7 @@ class Control:
         """Whoever sees a higher attempt frees the lower ones."""
         words = "a newer attempt came"
         self._inbound.drop(request, attempt - 1, words)
+        self._jobs.leave(request, attempt - 1)
         job = self._jobs.get(request)
         if job is not None and job.attempt < attempt:
             await self._jobs.drop(job, words)
@@ -136,6 +138,8 @@ class Control:
         try:
             self._check_new(request, attempt)
             await self._end_lower(request, attempt)
+            for fork in message.forks:
+                await self._end_lower(fork.request, fork.attempt)
             if message.decode is not None and message.decode.epoch == self._host.epoch:
                 message.decode = None  # it stays here
             job = self._jobs.take(message)
@@ -186,6 +190,7 @@ class Control:
         self._tombstones.add(message.request, message.attempt, time.monotonic())
         self._inbound.drop(message.request, message.attempt, message.reason or "cancelled")
         self._out.acknowledged(message.request, message.attempt)
+        self._jobs.leave(message.request, message.attempt)
         job = self._jobs.get(message.request)
         if job is not None and job.attempt <= message.attempt:
             await self._jobs.drop(job, message.reason)
@@ -218,7 +223,9 @@ class Control:
         if job is not None and job.attempt == message.attempt:
             if job.target is None or message.prompt_start >= 0:
                 self._out.send_again(job.reply_to, job.sender, message.start, message.prompt_start)
-        elif self._inbound.attempt(message.request) != message.attempt:
+        elif self._inbound.attempt(message.request) != message.attempt and not self._jobs.rides(
+            message.request, message.attempt
+        ):
             known = self._out.resume(message.request, message.attempt, message.start, message.prompt_start)
         await delivery.respond(Accepted() if known else _reject(Code.STALE, "this attempt is not known here"))
         await self._out.flush()

@@ -6,16 +6,21 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import msgspec
+
 from baton.bus.connection import Bus, BusDown
 from baton.bus.streams import StreamSender
+from baton.bus.tombstones import Tombstones
 from baton.engine.engine import Engine, Progress
 from baton.engine.plan import StepPlan
+from baton.engine.progress import Forked
 from baton.engine.reservations import Reservation
 from baton.engine.scoring import packed
 from baton.engine.sequence import Sequence, Status
+from baton.kvcache.pool import KvPool
 from baton.protocol.errors import Code, Failure, RequestError
-from baton.protocol.handoff import Abandon, Committed
-from baton.protocol.sequence import SequenceState
+from baton.protocol.handoff import Abandon, Commit, Committed
+from baton.protocol.sequence import Fork, SequenceState
 from baton.protocol.work import Run
 from baton.telemetry.logs import get_logger
 from baton.worker.figures import WorkerFigures
@@ -36,16 +41,20 @@ class Jobs:
         worker: str,
         bus: Bus,
         engine: Engine,
+        pool: KvPool,
         out: TokenOut,
         figures: WorkerFigures,
         work: asyncio.Event,
+        tombstones: Tombstones,
     ) -> None:
         self._worker = worker
         self._bus = bus
         self._engine = engine
+        self._pool = pool
         self._out = out
         self._figures = figures
         self._work = work
+        self._tombstones = tombstones
         self._jobs: dict[str, Job] = {}
         self._taken: list[tuple[str, int]] = []
 
@@ -78,6 +87,7 @@ class Jobs:
         state = message.state
         sender = _sender(state)
         sequence = Sequence.from_state(state, time.monotonic(), prefill_only=message.decode is not None)
+        sequence.forks = self._wanted(message.forks)
         self.note_taken(state.request, state.attempt)
         return self._register(Job(sequence, sender, len(sequence.tokens), target=message.decode))
 
@@ -90,22 +100,25 @@ class Jobs:
         self._engine.add(job.sequence)
         self._work.set()
 
-    def admit(self, state: SequenceState, reservation: Reservation, reply: Committed, began: float) -> None:
-        """A received sequence goes on here; what its owner has not yet got of it is put out at once.
+    def admit(self, commit: Commit, reservation: Reservation, reply: Committed, began: float) -> None:
+        """A received sequence goes on here, and its further choices begin; what their owner has not yet got
+        of it is put out at once.
 
         Raises:
             RequestError, msgspec.ValidationError: the state contradicts itself or is not of the sequence
                 that was offered. Nothing has changed then.
         """
-        sender = _sender(state)
+        sender = _sender(commit.state)
         now = time.monotonic()
-        sequence = self._engine.admit(reservation, state, now)
+        sequence = self._engine.admit(reservation, commit.state, now)
+        sequence.forks = self._wanted(commit.forks)
         timing = sequence.timing
         timing.handoff_ms += (now - began) * 1000
         timing.handoff_bytes += reply.bytes_pulled
         timing.decode_worker = self._worker
         timing.transport = reply.transport
         job = self._register(Job(sequence, sender, len(sequence.tokens), scheduled=True, admitted=now))
+        self._take_forks(self._engine.fork(sequence), job)
         self._put_fresh(job)
         self._figures.admitted(timing)
         self._work.set()
@@ -118,13 +131,21 @@ class Jobs:
 
     async def progressed(self, progress: list[Progress]) -> None:
         """Books a committed step."""
-        for step in progress:
-            job = self._jobs.get(step.seq.request)
-            if job is not None and job.sequence is step.seq:
+        booked = [(job, step) for step in progress if (job := self._job_of(step)) is not None]
+        for job, step in booked:  # before anything else happens: blocks that are copied may be free by now
+            if step.first and not job.admitted:
+                self._stamp_first(job)
+            self._take_forks(step.forked, job)
+        for job, step in booked:
+            if not job.over:
                 if step.failure is not None:
                     await self.fail(job, step.failure)
                 else:
                     self._advance(job, step)
+
+    def _job_of(self, step: Progress) -> Job | None:
+        job = self._jobs.get(step.seq.request)
+        return job if job is not None and job.sequence is step.seq else None
 
     async def step_failed(self, plan: StepPlan) -> None:
         """Ends the jobs whose step the runner could not execute."""
@@ -137,8 +158,6 @@ class Jobs:
     def _advance(self, job: Job, step: Progress) -> None:
         if step.scores is not None:
             self._out.put(job.reply_to, job.sender.score(packed(step.scores, step.scored_from)))
-        if step.first and not job.admitted:
-            self._stamp_first(job)
         if step.new_tokens:
             job.sender.append(step.new_tokens, step.logprobs)
         if step.finish:
@@ -174,6 +193,50 @@ class Jobs:
         item.cached_tokens = job.sequence.cached_tokens
         self._out.put(job.reply_to, item)
 
+    # --- further choices -----------------------------------------------------------------------------
+
+    def rides(self, request: str, attempt: int) -> bool:
+        """Whether this is a further choice of a sequence here, and has not begun."""
+        return any(
+            (fork.request, fork.attempt) == (request, attempt)
+            for job in self._jobs.values()
+            for fork in job.sequence.forks
+        )
+
+    def leave(self, request: str, attempt: int) -> None:
+        """A choice of this attempt, or a lower one, that has not begun will not. Idempotent."""
+        for job in self._jobs.values():
+            forks = job.sequence.forks
+            if any(fork.request == request for fork in forks):
+                job.sequence.forks = [
+                    fork for fork in forks if fork.request != request or fork.attempt > attempt
+                ]
+
+    def _wanted(self, forks: list[Fork]) -> list[Fork]:
+        """Those that have not been cancelled, or begun otherwise, meanwhile."""
+        now, refuses = time.monotonic(), self._tombstones.refuses
+        return [
+            fork
+            for fork in forks
+            if fork.request not in self._jobs and not refuses(fork.request, fork.attempt, now)
+        ]
+
+    def _take_forks(self, forked: list[Forked], job: Job) -> None:
+        for each in forked:
+            if each.copy is not None:
+                self._pool.copy(*each.copy)
+        for each in forked:
+            sequence = each.seq
+            sender = StreamSender(sequence.request, sequence.attempt)
+            if each.failure is not None:
+                sender.finish(failure=each.failure)
+                self._out.put(sequence.reply_to, sender.fresh())
+                continue
+            sequence.timing = msgspec.structs.replace(job.timing)
+            admitted = time.monotonic()  # what came before is told of its parent
+            self._register(Job(sequence, sender, sequence.known, target=job.target, admitted=admitted))
+            self._work.set()
+
     # --- ends ----------------------------------------------------------------------------------------
 
     def handed_over(self, job: Job) -> None:
@@ -189,6 +252,10 @@ class Jobs:
         await self.drop(job, failure.message)
         job.sender.finish(failure=failure)
         self._out.put(job.reply_to, job.sender.fresh())
+        for fork in job.sequence.forks:
+            sender = StreamSender(fork.request, fork.attempt)
+            sender.finish(failure=failure)
+            self._out.put(job.reply_to, sender.fresh())
         await self._out.flush()
 
     async def drop(self, job: Job, reason: str) -> None:

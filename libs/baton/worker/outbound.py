@@ -210,6 +210,7 @@ class Outbound:
             epoch=self._identity.epoch,
             state=state,
             partial=self._ref(sequence.blocks[full]) if rest else None,
+            forks=sequence.forks,
         )
         sending.heard = time.monotonic()
         while time.monotonic() - sending.heard < self._lease_ms / 1000:

@@ -148,7 +148,7 @@ class Receiver:
             transport=receipt.transport or "none",
         )
         try:
-            self._jobs.admit(commit.state, receipt.reservation, reply, receipt.committed_at)
+            self._jobs.admit(commit, receipt.reservation, reply, receipt.committed_at)
         except (RequestError, msgspec.ValidationError) as error:
             receipt.handoff.abandoned(str(error))
             return None

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from baton.bus.pace import to_next
+from baton.bus.tombstones import Tombstones
 from baton.engine.engine import Progress
 from baton.engine.plan import StepPlan
 from baton.kvcache.transports import BlockServer, Puller
@@ -101,7 +102,8 @@ class Worker:
             progressed=self._progressed,
             failed=self._step_failed,
         )
-        jobs = self._jobs = Jobs(host.id, bus, engine, out, figures, self._loop.work)
+        tombstones = Tombstones()
+        jobs = self._jobs = Jobs(host.id, bus, engine, self._pool, out, figures, self._loop.work, tombstones)
         receiver = Receiver(bus, engine, puller, figures, jobs, out, self._runner.prepare)
         self._inbound = Inbound(engine, jobs, receiver, self._spawn, lease_ms=settings.lease_ms)
         self._outbound = Outbound(
@@ -125,6 +127,7 @@ class Worker:
             events=self._events,
             store=self._store,
             prepare=self._runner.prepare,
+            tombstones=tombstones,
         )
         host.beat.worker = WorkerInfo(
             fingerprint=identity.fingerprint,
@@ -160,7 +163,7 @@ class Worker:
     async def _tell_owners(self) -> None:
         movable: dict[str, list[tuple[str, int]]] = {}
         for job in self._jobs:
-            if job.target is None and job.left > SHORT_TOKENS:
+            if job.target is None and job.left > SHORT_TOKENS and not job.sequence.forks:
                 movable.setdefault(job.reply_to, []).append((job.request, job.attempt))
         for reply_to, requests in movable.items():
             await self._out.leaving(reply_to, requests)

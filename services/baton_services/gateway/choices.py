@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from baton.protocol.errors import RequestError
 from baton.protocol.request import Generate, TextDelta
@@ -16,26 +17,19 @@ from baton_services.gateway.exchanges import Exchanges
 class Choices:
     """The answers to a request's prompts, told apart by their index: prompt times choices plus choice.
 
-    A prompt's further choices are sent off when its first one has begun to answer: the prompt is then in a
-    prefix cache, and is read once for all of them.
+    A prompt's choices are sent off as one, so that it is read once for all of them.
     """
 
     def __init__(self, exchanges: Exchanges, prompts: list[list[Generate]]) -> None:
         self._exchanges = exchanges
-        self._later: dict[int, list[Generate]] = {}
-        self._first: list[tuple[int, Generate]] = []
         self._live: dict[int, Exchange] = {}
         self._ready: deque[int] = deque()
         self._arrived = asyncio.Event()
         self._parked = False  # `next` waits, and all that it has returned is dealt with
         self.sink: Callable[[int, TextDelta], bool] | None = None  # takes what it can while `next` waits
         self._deadline = time.monotonic() + prompts[0][0].deadline_ms / 1000
-        self.count = 0
-        for choices in prompts:
-            self._first.append((self.count, choices[0]))
-            if len(choices) > 1:
-                self._later[self.count] = choices[1:]
-            self.count += len(choices)
+        self._prompts = prompts
+        self.count = sum(map(len, prompts))
 
     @property
     def over(self) -> bool:
@@ -57,8 +51,13 @@ class Choices:
         Raises:
             RequestError: no such model, or nobody takes it.
         """
-        for index, generate in self._first:
-            await self._open(index, generate)
+        for choices in self._prompts:
+            first = len(self._live)
+            for generate in choices:
+                generate.deadline_ms = max(1, int((self._deadline - time.monotonic()) * 1000))
+            wakes = [partial(self._wake, first + offset) for offset in range(len(choices))]
+            exchanges = await self._exchanges.open(choices, wakes)
+            self._live |= dict(enumerate(exchanges, start=first))
 
     async def next(self) -> tuple[int, TextDelta]:
         """The next delta and its index; what waits of one index is merged into one.
@@ -80,9 +79,6 @@ class Choices:
                 continue
             if delta.failure is not None:
                 raise RequestError(delta.failure)
-            if self._later and index in self._later:
-                for offset, generate in enumerate(self._later.pop(index), start=1):
-                    await self._open(index + offset, generate)
             self._ready.append(index)  # looked at again, after the others
             return index, delta
 
@@ -91,16 +87,12 @@ class Choices:
         for exchange in self._live.values():
             await self._exchanges.close(exchange, reason)
 
-    async def _open(self, index: int, generate: Generate) -> None:
-        def wake() -> None:
-            if self.sink is not None and self._parked and not self._ready:
-                exchange = self._live[index]
-                delta = exchange.peek()
-                if delta is not None and self.sink(index, delta):
-                    exchange.take()
-                    return
-            self._ready.append(index)
-            self._arrived.set()
-
-        generate.deadline_ms = max(1, int((self._deadline - time.monotonic()) * 1000))
-        self._live[index] = await self._exchanges.open(generate, wake)
+    def _wake(self, index: int) -> None:
+        if self.sink is not None and self._parked and not self._ready:
+            exchange = self._live[index]
+            delta = exchange.peek()
+            if delta is not None and self.sink(index, delta):
+                exchange.take()
+                return
+        self._ready.append(index)
+        self._arrived.set()

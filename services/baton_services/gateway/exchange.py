@@ -45,6 +45,7 @@ class Exchange:
     reasoned: int = 0  # characters of reasoning taken so far
     calls: list[int] = field(default_factory=list)  # characters of each tool call's arguments, as well
     over: bool = False  # the last delta has come, or the client has gone
+    forks: list[Exchange] = field(default_factory=list)  # that are handed over with it
     gap: bool = False  # text is missing: the owner must begin again
     handing: bool = False  # an owner is being looked for
     wake: Callable[[], None] = _nobody  # called when there is something to take
@@ -53,6 +54,11 @@ class Exchange:
     @property
     def id(self) -> str:
         return self.generate.request
+
+    @property
+    def together(self) -> list[Exchange]:
+        """It, and those that its owner takes along with it."""
+        return [self, *self.forks]
 
     @property
     def written(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
@@ -29,8 +29,7 @@ SILENCE_S = 3.0
 ROUND_S = 0.25
 IDLE_ROUND_S = 1.0  # without requests
 PAUSE_S = 2.0
-OWNERLESS_S = 10.0  # how long a request without a tokenizer waits for one to come back
-EXPECTED_BACK_S = 30.0  # a tokenizer seen this recently may come back
+EXPECTED_BACK_S = 30.0  # a tokenizer seen this recently may come back, and is waited for
 RETRY_S = 0.1
 
 _codec = Codec(Accepted, Rejected)
@@ -65,21 +64,28 @@ class Exchanges:
                     found.setdefault(name, beat)
         return found
 
-    async def open(self, generate: Generate, wake: Callable[[], None]) -> Exchange:
-        """Hands a request to a tokenizer; `wake` is called whenever there is something to take.
+    async def open(self, choices: list[Generate], wakes: Sequence[Callable[[], None]]) -> list[Exchange]:
+        """Hands the choices of one prompt to a tokenizer, as one message; each of `wakes` is called whenever
+        there is something to take of its choice.
 
         Raises:
             RequestError: no such model, or nobody takes it.
         """
-        exchange = Exchange(generate, time.monotonic() + generate.deadline_ms / 1000, wake=wake)
-        self._live[exchange.id] = exchange
+        until = time.monotonic() + choices[0].deadline_ms / 1000
+        first, *forks = (
+            Exchange(generate, until, wake=wake) for generate, wake in zip(choices, wakes, strict=True)
+        )
+        first.forks, first.generate.forks = forks, [fork.id for fork in forks]
+        opened = first.together
+        self._live |= {exchange.id: exchange for exchange in opened}
         try:
-            await self._hand(exchange, wait_s=self._patience_s(generate.model))
+            await self._hand(first)
         except BaseException:
-            exchange.over = True
-            self._live.pop(exchange.id, None)
+            for exchange in opened:
+                exchange.over = True
+                self._live.pop(exchange.id, None)
             raise
-        return exchange
+        return opened
 
     async def call(self, model: str, message: Message, codec: Codec, *, timeout_s: float) -> Any:
         """One call to any tokenizer of `model`; each is as good as the other.
@@ -114,36 +120,42 @@ class Exchanges:
         except BusDown:
             log.debug("request %s ended while the bus was away", request)
 
-    async def _hand(self, exchange: Exchange, *, wait_s: float) -> None:
-        """Finds an owner, waiting up to `wait_s` for one to appear.
+    async def _hand(self, exchange: Exchange) -> None:
+        """Finds an owner; waits for one while a tokenizer is expected back, up to the deadline.
 
         Raises:
             RequestError: every tokenizer refused, or none came.
         """
-        exchange.handing = True
+        together = exchange.together
+        for each in together:
+            each.handing = True
         try:
-            await self._find_owner(exchange, time.monotonic() + wait_s)
+            await self._find_owner(exchange, self._expected_until(exchange))
         finally:
-            exchange.handing = False
+            for each in together:
+                each.handing = False
+            exchange.forks, exchange.generate.forks = [], []  # from here on each is sent by itself
 
     async def _find_owner(self, exchange: Exchange, until: float) -> None:
         refusal: Failure | None = None
+        together = exchange.together
         while not exchange.over:
             for beat in self._candidates(exchange.generate.model):
                 # From here on its text is taken: it may well come before the answer to this call.
-                exchange.owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
+                owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
+                for each in together:
+                    each.owner = owner
+                exchange.generate.deadline_ms = max(1, int((exchange.deadline - time.monotonic()) * 1000))
                 try:
                     await self._bus.call(beat.subject, exchange.generate, _codec, timeout_s=ACCEPT_S)
                 except NoResponder:
-                    self._directory.exclude(beat.id, beat.epoch)
-                    exchange.generate.resend += 1
+                    self._exclude(beat, together)
                 except CallTimeout:
-                    self._directory.exclude(beat.id, beat.epoch)
-                    exchange.generate.resend += 1
-                    await self._cancel(exchange.id, beat.subject, "given to another tokenizer")
+                    self._exclude(beat, together)
+                    await self._cancel_all(together, beat.subject, "given to another tokenizer")
                 except asyncio.CancelledError:
                     # The client has gone before the answer to this call: it may well be taken.
-                    await self._cancel(exchange.id, beat.subject, "the client has gone")
+                    await self._cancel_all(together, beat.subject, "the client has gone")
                     raise
                 except MalformedMessage as error:
                     raise RequestError(_TOO_LARGE) from error
@@ -153,15 +165,27 @@ class Exchanges:
                     await self._bus_back()
                     until = max(until, time.monotonic() + ACCEPT_S)  # once more, at least
                 else:
-                    exchange.heard = time.monotonic()
-                    if exchange.over:  # ended from this side while it was being handed over
-                        await self._cancel(exchange.id, beat.subject, "nobody waits for it")
+                    for each in together:
+                        each.heard = time.monotonic()
+                    over = [each for each in together if each.over]  # ended from this side meanwhile
+                    await self._cancel_all(over, beat.subject, "nobody waits for it")
                     return
-                exchange.owner = None
+                for each in together:
+                    each.owner = None
             overloaded = refusal is not None and refusal.code is Code.OVERLOADED
             if overloaded or time.monotonic() >= until:
                 raise RequestError(refusal or self._nobody(exchange.generate.model))
             await asyncio.sleep(RETRY_S)
+
+    def _exclude(self, beat: Heartbeat, together: list[Exchange]) -> None:
+        """This tokenizer does not answer; another's attempts must come after its own."""
+        self._directory.exclude(beat.id, beat.epoch)
+        for each in together:
+            each.generate.resend += 1
+
+    async def _cancel_all(self, exchanges: list[Exchange], subject: str, reason: str) -> None:
+        for exchange in exchanges:
+            await self._cancel(exchange.id, subject, reason)
 
     async def _bus_back(self) -> None:
         """Waits out a pause of the bus.
@@ -175,10 +199,10 @@ class Exchanges:
         except TimeoutError as error:
             raise RequestError(_BUS_LOST) from error
 
-    def _patience_s(self, model: str) -> float:
-        """How long a new request waits for a tokenizer: only if one was here just now, and will be back."""
-        served = self._served.get(model, -EXPECTED_BACK_S)
-        return OWNERLESS_S if time.monotonic() - served < EXPECTED_BACK_S else 0.0
+    def _expected_until(self, exchange: Exchange) -> float:
+        """Until when a tokenizer is waited for: not at all, if none was here just now."""
+        served = self._served.get(exchange.generate.model, -EXPECTED_BACK_S)
+        return min(exchange.deadline, served + EXPECTED_BACK_S)
 
     def _tokenizers(self) -> list[Heartbeat]:
         beats = self._directory.live(Role.TOKENIZER)
@@ -278,9 +302,8 @@ class Exchanges:
             return
         exchange.owner, exchange.gap = None, False
         exchange.generate.resend += 1
-        exchange.generate.deadline_ms = max(1, int((exchange.deadline - time.monotonic()) * 1000))
         try:
-            await self._hand(exchange, wait_s=OWNERLESS_S)
+            await self._hand(exchange)
         except RequestError as error:
             exchange.fail(error.failure)
 

@@ -17,6 +17,7 @@ from baton.protocol.errors import Code, Failure, RequestError
 from baton.protocol.liveness import Heartbeat, Role, WorkerInfo
 from baton.protocol.placing import Place, Placed, Placement, Target, Unreachable
 from baton.protocol.request import Accepted, Rejected
+from baton.protocol.sequence import Fork
 from baton.protocol.work import Cancel, Ended, Move, Run
 from baton.telemetry.logs import get_logger
 
@@ -87,14 +88,24 @@ class Dispatcher:
         target = placement.prefill or placement.decode
         if live.over:
             return True
+        riders = live.board()
+        for each in (live, *riders):
+            each.heard = each.progressed = time.monotonic()
         try:
-            await self._run(live, placement, target)
+            await self._run(live, riders, placement, target)
         except (NoResponder, CallTimeout):
+            await self._disembark(riders)
             await self.lost(live, target)
         except CallRejected as refusal:
+            await self._disembark(riders)
             await self.failed(live, target, refusal.failure)
         live.heard = live.progressed = time.monotonic()
         return live.placement is placement  # not if it failed, perhaps even before it was accepted
+
+    async def _disembark(self, riders: list[LiveRequest]) -> None:
+        """The run that these were to go along with has not begun, as far as is known."""
+        for rider in riders:
+            await self.withdraw(rider, "the run did not begin")
 
     async def lost(self, live: LiveRequest, target: Target) -> None:
         """A worker is gone: exclude it here and at the router. Uses up no attempt.
@@ -302,9 +313,11 @@ class Dispatcher:
             avoid=live.avoid,
         )
 
-    async def _run(self, live: LiveRequest, placement: Placement, target: Target) -> None:
+    async def _run(
+        self, live: LiveRequest, riders: list[LiveRequest], placement: Placement, target: Target
+    ) -> None:
         handing = placement.decode if placement.prefill is not None else None
         state = live.state(self._tokens_subject, time.monotonic())
-        await self._bus.call(
-            target.subject, Run(state=state, decode=handing), _accepted_codec, timeout_s=RUN_TIMEOUT_S
-        )
+        forks = [Fork(rider.id, rider.attempt, rider.generate.choice) for rider in riders]
+        run = Run(state=state, decode=handing, forks=forks)
+        await self._bus.call(target.subject, run, _accepted_codec, timeout_s=RUN_TIMEOUT_S)

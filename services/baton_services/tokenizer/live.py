@@ -55,6 +55,7 @@ class LiveRequest:
     first_token: float = 0.0
     last_token: float = 0.0
     scores: PromptScores | None = None  # of the prompt, when they are asked for
+    riders: list[LiveRequest] = field(default_factory=list)  # its further choices, until it has been placed
     described: bool = False  # its tokens have been put before the answer's
     begun: bool = False  # the first text is out
     dispatching: bool = False
@@ -94,6 +95,19 @@ class LiveRequest:
         if not isinstance(news, News):
             return None
         return news.tokens, news.logprobs, self.stream.finish
+
+    def follow(self, leader: LiveRequest) -> None:
+        """Takes over what a further choice has in common with the first, which is prepared."""
+        self.prompt, self.sampling, self.scores = leader.prompt, leader.sampling, leader.scores
+        self.timing = msgspec.structs.replace(leader.timing)
+
+    def board(self) -> list[LiveRequest]:
+        """The further choices that go along with this attempt: none once either has made a token."""
+        riders = [] if self.output else [each for each in self.riders if not (each.over or each.output)]
+        for rider in riders:
+            rider.begin_attempt()
+            rider.placement = self.placement
+        return riders
 
     @property
     def unscored(self) -> int:

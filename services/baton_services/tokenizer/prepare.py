@@ -46,6 +46,16 @@ class Preparer:
         self._forms = Forms(text, tool_calls)
 
     def live(self, generate: Generate) -> LiveRequest:
+        """A request not yet prepared, with its further choices."""
+        live = self._one(generate)
+        for number, request in enumerate(generate.forks, start=1):
+            choice = generate.choice + number
+            fork = msgspec.structs.replace(generate, request=request, choice=choice, forks=[])
+            live.riders.append(self._one(fork))
+            live.riders[-1].dispatching = True
+        return live
+
+    def _one(self, generate: Generate) -> LiveRequest:
         answer = Answer(
             self._text.tokenizer,
             generate.stop,
@@ -57,7 +67,7 @@ class Preparer:
         return LiveRequest(generate, time.monotonic() + generate.deadline_ms / 1000, answer)
 
     async def prepare(self, live: LiveRequest) -> None:
-        """Fills in `prompt` and `sampling`.
+        """Fills in `prompt` and `sampling`, of its further choices as well.
 
         Raises:
             RequestError: the template refuses the messages, a token id is out of range, the prompt leaves
@@ -67,13 +77,16 @@ class Preparer:
         live.prompt = await self.encode(live.generate)
         self._check_tokens(live.generate.sampling.logit_bias, "logit_bias")
         self._check_tokens(live.generate.sampling.stop_token_ids, "stop_token_ids")
-        live.reader = self._forms.reader(live.generate, live.prompt)
         self._limit(live, await self._forms.constraint(live.generate, live.prompt))
-        if live.generate.echo:
-            live.answer.echo(self._text_of(live))
         if live.sampling.prompt_logprobs >= 0:
             live.scores = PromptScores(live.prompt)
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
+        for rider in live.riders:
+            rider.follow(live)
+        for each in (live, *live.riders):
+            each.reader = self._forms.reader(each.generate, each.prompt)
+            if each.generate.echo:
+                each.answer.echo(self._text_of(each))
 
     async def encode(self, generate: Generate) -> list[int]:
         """The prompt's tokens.

@@ -38,7 +38,10 @@ class Replays:
 
     async def run(self, live: LiveRequest) -> None:
         """Returns when a worker has accepted the request, or it is over."""
-        if live.dispatching or live.over:
+        if live.dispatching:
+            return
+        if live.over:
+            self._let_go(live)
             return
         live.dispatching = True
         try:
@@ -48,6 +51,15 @@ class Replays:
                 await self._dispatcher.withdraw(live, "over before it ran")
         finally:
             live.dispatching = False
+            self._let_go(live)
+
+    def _let_go(self, live: LiveRequest) -> None:
+        """Its further choices are on their own now; one that does not run yet is placed by itself."""
+        riders, live.riders = live.riders, []
+        for rider in riders:
+            rider.dispatching = False
+            if rider.placement is None:
+                self._spawn(self.run(rider))
 
     async def failed(self, live: LiveRequest, worker: str, failure: Failure) -> None:
         """A worker of the current attempt says that it failed."""

@@ -125,11 +125,12 @@ class TokenizerService:
         if self._draining:
             await delivery.respond(_reject(Code.DRAINING, "this tokenizer is draining"))
             return
-        if len(self._live) >= self._host.settings.tokenizer.max_requests:
+        if len(self._live) + len(generate.forks) >= self._host.settings.tokenizer.max_requests:
             await delivery.respond(_reject(Code.OVERLOADED, "too many live requests; try again later"))
             return
         await delivery.respond(Accepted())
-        live = self._live[generate.request] = self._preparer.live(generate)
+        live = self._preparer.live(generate)
+        self._live |= {each.id: each for each in (live, *live.riders)}
         self._group.create_task(self._begin(live))
 
     async def _begin(self, live: LiveRequest) -> None:
@@ -243,14 +244,15 @@ class TokenizerService:
 
     async def _end_with(self, live: LiveRequest, failure: Failure) -> None:
         """Ends a request with a failure, told to its gateway, and frees its workers. Idempotent."""
-        if live.over:
-            return
-        self._outbox.put(
-            live.generate.reply_to,
-            TextDelta(live.id, live.written, "", failure=failure, usage=live.usage(), timing=live.timing),
-        )
-        self._figures.ended(live, failure.code.value)
-        await self._cancel(live, failure.message)
+        riders, live.riders = live.riders, []
+        for each in (live, *riders):
+            if not each.over:
+                end = TextDelta(
+                    each.id, each.written, "", failure=failure, usage=each.usage(), timing=each.timing
+                )
+                self._outbox.put(each.generate.reply_to, end)
+                self._figures.ended(each, failure.code.value)
+                await self._cancel(each, failure.message)
 
     async def _cancel(self, live: LiveRequest, reason: str) -> None:
         if not live.over:

@@ -45,9 +45,10 @@ class Opened:
     def __init__(self) -> None:
         self.live: list[Exchange] = []
 
-    async def open(self, generate: Generate, wake: Callable[[], None]) -> Exchange:
-        self.live.append(Exchange(generate, 1e9, wake=wake))
-        return self.live[-1]
+    async def open(self, choices: list[Generate], wakes: list[Callable[[], None]]) -> list[Exchange]:
+        opened = [Exchange(each, 1e9, wake=wake) for each, wake in zip(choices, wakes, strict=True)]
+        self.live += opened
+        return opened
 
 
 async def test_taken_only_while_the_handler_waits_with_nothing_left_to_write() -> None:
