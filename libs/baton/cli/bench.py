@@ -1,4 +1,4 @@
-"""`baton bench control | engine | handoff`: finds the measurement and runs it with the rest of the line."""
+"""`baton bench control | engine | handoff | batch`: finds the measurement and runs it with the rest of the line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import baton
 
 # In the source tree, not in the installed package: they bring what only a measurement needs.
-SCRIPTS = {"engine": "engine.py", "handoff": "handoff.py"}
+SCRIPTS = {"engine": "engine.py", "handoff": "handoff.py", "batch": "batch.py"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "which",
         choices=("control", *SCRIPTS),
         help="control: what the services add to a token, on the mock engine; engine: speed of prefill and "
-        "decode; handoff: moving KV blocks between processes",
+        "decode; handoff: moving KV blocks between processes; batch: jobs, alone and beside interactive "
+        "requests",
     )
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="its own options; try --help")
 

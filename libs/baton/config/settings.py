@@ -213,6 +213,10 @@ class BatchSettings(Section):
     max_in_flight: Annotated[
         Count, Meta(description="requests of one model run at once; 0: as many as its workers have room for")
     ] = 0
+    order: Annotated[
+        Literal["prefix", "arrival"],
+        Meta(description="prefix: requests whose prompts begin alike run one after the other"),
+    ] = "prefix"
     max_attempts: Annotated[
         Positive, Meta(description="runs of a request that fails with 5xx; 429 and 503 do not count")
     ] = 3

@@ -120,7 +120,8 @@ class Dispatcher:
         item = _item.decode(msg.data)
         body = msgspec.json.decode(item.body)
         again = delivered(msg) > 1
-        entry = Entry(prefix_key(item.endpoint, body), seq, item, str(body.get("model")), msg, rank, again)
+        key = prefix_key(item.endpoint, body) if self._host.settings.batch.order == "prefix" else ()
+        entry = Entry(key, seq, item, str(body.get("model")), msg, rank, again)
         self._held[seq] = entry
         self._held_bytes += len(msg.data)
         self._waiting[rank] += 1

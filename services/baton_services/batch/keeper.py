@@ -193,6 +193,8 @@ class Keeper:
             found.close()
 
     async def _put(self, job: Job, found: loading.Input) -> None:
+        if self._host.settings.batch.order == "prefix":
+            found.order.sort()
         async for done in loading.load(self._jobs, job, found):
             now = await self._jobs.get(job.owner, job.id)
             if now is None or now[0].status != "in_progress":

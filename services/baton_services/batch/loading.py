@@ -82,7 +82,6 @@ async def _read(files: Files, job: Job, served: frozenset[str], found: Input) ->
     if not checker.count and not checker.errors:
         words = "the file holds no request"
         found.errors.append(LineError(code="empty_file", message=words, param="input_file_id"))
-    found.order.sort()
 
 
 async def load(jobs: Jobs, job: Job, found: Input) -> AsyncIterator[int]:

@@ -1,0 +1,201 @@
+"""Batch jobs measured on the mock engine, whose step cost is known: `baton bench batch [PART ...]`.
+
+throughput   tokens a second of a job alone, against what the engine's cost model allows
+latency      first tokens of interactive requests at half of the capacity, without a job and beside one
+order        a job whose requests share prefixes, in prefix order and in the order in which it came
+
+Each part starts a cluster of its own and takes it down again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton.cli.batch.upload import upload
+from baton.cli.http import Api
+from baton.cli.supervisor.rundir import RunInfo, read_run
+
+START_S = 90.0
+PARTS = ("throughput", "latency", "order")
+OVER = ("completed", "failed", "expired", "cancelled")
+
+
+@contextlib.contextmanager
+def cluster(*flags: str) -> Iterator[RunInfo]:
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
+        command = [sys.executable, "-P", "-m", "baton.cli.main", "up", "--engine", "mock", "--port", "0"]
+        command += ["--metrics-port", "0", "--log-level", "warning", *flags]
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**environ, "XDG_RUNTIME_DIR": folder}
+            )
+        try:
+            deadline = time.monotonic() + START_S
+            run: RunInfo | None = None
+            while run is None or not run.gateway_url:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(log.read_text(errors="replace")[-2_000:])
+                time.sleep(0.05)
+                run = read_run(Path(folder, f"baton-{process.pid}"))
+            yield run
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class Job:
+    """A batch of these prompts."""
+
+    def __init__(self, run: RunInfo, prompts: list[str], tokens: int) -> None:
+        self._api = Api(run.gateway_url)
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+            for number, prompt in enumerate(prompts):
+                body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+                line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+                file.write(json.dumps(line) + "\n")
+            file.flush()
+            source = upload(self._api, file.name)
+        asked = {"input_file_id": source["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        self.id = self._api.post("/v1/batches", asked)["id"]
+
+    def look(self) -> dict[str, Any]:
+        batch: dict[str, Any] = self._api.get(f"/v1/batches/{self.id}")
+        return batch
+
+    def progress(self) -> Iterator[tuple[float, int]]:
+        """(seconds, requests done) until it is over."""
+        while (batch := self.look())["status"] not in OVER:
+            yield time.monotonic(), batch["request_counts"]["completed"]
+            time.sleep(0.1)
+        if batch["status"] != "completed" or batch["request_counts"]["failed"]:
+            raise RuntimeError(f"the job did not go well: {batch}")
+
+    def cancel(self) -> None:
+        self._api.post(f"/v1/batches/{self.id}/cancel", {})
+
+
+def throughput(args: argparse.Namespace) -> dict[str, Any]:
+    """Between 20 and 80 % of a job: what its end and its beginning look like depends on its size."""
+    step_us, token_us, slots = 20_000, 20, args.slots
+    own = slots / (step_us + token_us * slots) * 1e6
+    flags = ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
+    flags += ("--worker-max-sequences", str(slots), "--prefill", "2")
+    prompts = [f"{number} " + "text " * 4 for number in range(args.requests)]
+    with cluster(*flags) as run:
+        done = list(Job(run, prompts, args.tokens).progress())
+    first = next(point for point in done if point[1] >= 0.2 * args.requests)
+    last = next(point for point in reversed(done) if point[1] <= 0.8 * args.requests)
+    rate = (last[1] - first[1]) * args.tokens / (last[0] - first[0])
+    return {"tokens_s": round(rate), "engine_tokens_s": round(own), "share": round(rate / own, 3)}
+
+
+async def _first_token(session: aiohttp.ClientSession, number: int, tokens: int) -> float:
+    body = {
+        "model": "mock",
+        "prompt": f"ask {number}",
+        "max_tokens": tokens,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    began, first = time.perf_counter(), 0.0
+    async with session.post("/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        async for _ in answer.content:
+            first = first or time.perf_counter() - began
+    return first
+
+
+async def _interactive(url: str, rate: float, seconds: float, tokens: int) -> list[float]:
+    """Times to the first token of requests that come at random, `rate` a second on average."""
+    draw = random.Random(7)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector) as session, asyncio.TaskGroup() as group:
+        tasks, until = [], time.monotonic() + seconds
+        while time.monotonic() < until:
+            tasks.append(group.create_task(_first_token(session, len(tasks), tokens)))
+            await asyncio.sleep(draw.expovariate(rate))
+    return sorted(task.result() for task in tasks)
+
+
+def latency(args: argparse.Namespace) -> dict[str, Any]:
+    step_us, token_us, slots = 40_000, 20, 32
+    step_ms = (step_us + token_us * slots) / 1_000
+    rate = 0.5 * slots / step_ms * 1_000 / args.tokens
+    flags = ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
+    flags += ("--worker-max-sequences", str(slots), "--router-local-prefill-tokens", "0")
+    found: dict[str, Any] = {"requests_s": round(rate, 1), "step_ms": step_ms}
+    with cluster(*flags) as run:
+        for name in ("alone", "beside_a_job"):
+            job = None
+            if name != "alone":
+                job = Job(run, [f"{n} words" for n in range(5_000)], args.tokens)
+                while job.look()["request_counts"]["completed"] < slots:
+                    time.sleep(0.2)
+            times = asyncio.run(_interactive(run.gateway_url, rate, args.seconds, args.tokens))
+            if job is not None:
+                found["job_requests"] = job.look()["request_counts"]["completed"]
+                job.cancel()
+            found[name] = {
+                "p50_ms": round(statistics.median(times) * 1e3, 1),
+                "p99_ms": round(times[int(len(times) * 0.99)] * 1e3, 1),
+                "requests": len(times),
+            }
+    allowed = max(1.25 * found["alone"]["p99_ms"], found["alone"]["p99_ms"] + step_ms)
+    return {**found, "allowed_p99_ms": round(allowed, 1)}
+
+
+def order(args: argparse.Namespace) -> dict[str, Any]:
+    """Groups of requests with a long common beginning, mixed; their prefixes together exceed the cache."""
+    draw = random.Random(5)
+    prefixes = [f"{group:03d} " + "".join(draw.choices("abcdefgh ", k=600)) for group in range(80)]
+    prompts = [f"{prefix} question {number}" for prefix in prefixes for number in range(12)]
+    draw.shuffle(prompts)
+    flags = ("--mock-step-us", "2000", "--mock-token-us", "100", "--kv-memory-mb", "4")
+    flags += ("--kvstore-ram-mb", "0", "--worker-max-batch-tokens", "512", "--worker-max-sequences", "8")
+    found: dict[str, Any] = {"requests": len(prompts), "tokens_of_prefixes": sum(map(len, prefixes))}
+    for name in ("arrival", "prefix"):
+        with cluster(*flags, "--batch-order", name) as run:
+            began = time.monotonic()
+            job = Job(run, prompts, 4)
+            for _ in job.progress():
+                continue
+            usage = job.look()["usage"]
+            hits = usage["input_tokens_details"]["cached_tokens"] / usage["input_tokens"]
+            found[name] = {"seconds": round(time.monotonic() - began, 1), "hits": round(hits, 3)}
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="baton bench batch", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without")
+    parser.add_argument("--requests", type=int, default=1_500, help="of the throughput job; default 1500")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer; default 64")
+    parser.add_argument("--slots", type=int, default=64, help="of the worker, for throughput; default 64")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of interactive load; default 30")
+    args = parser.parse_args()
+    if wrong := set(args.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(wrong))}")
+    for part in args.parts or PARTS:
+        print(json.dumps({part: globals()[part](args)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
