@@ -34,6 +34,7 @@ from baton_services.gateway.generate import Generator
 from baton_services.gateway.limits import Limits
 from baton_services.gateway.messages import errors as messages_errors
 from baton_services.gateway.messages.handlers import Messages
+from baton_services.gateway.openapi.document import OpenApi
 from baton_services.gateway.page import Page
 from baton_services.gateway.readers import Readers
 from baton_services.gateway.responses.handlers import Responses
@@ -158,6 +159,7 @@ class GatewayService:
         page = Page(self._host.directory, self._exchanges)
         app.router.add_get("/", page.show)
         app.router.add_get("/cluster", page.cluster)
+        app.router.add_get("/openapi.json", OpenApi().show)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         self._batch.mount(app)

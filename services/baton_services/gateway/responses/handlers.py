@@ -29,6 +29,7 @@ from baton_services.gateway.web_app import REQUEST_ID
 
 ENCODE_S = 10.0
 PAGE, MAX_PAGE = 20, 100
+ONE = "{id:(?!input_tokens$)[^/]+}"  # the path of a response; not that of another endpoint
 _encoded = Codec(Encoded, Rejected)
 
 
@@ -43,8 +44,8 @@ class Responses:
     def routes(self, router: web.UrlDispatcher, prefix: str) -> None:
         router.add_post(f"{prefix}/responses", self.create, expect_handler=expect)
         router.add_post(f"{prefix}/responses/input_tokens", self.count, expect_handler=expect)
-        router.add_get(f"{prefix}/responses/{{id}}", self.retrieve)
-        router.add_delete(f"{prefix}/responses/{{id}}", self.delete)
+        router.add_get(f"{prefix}/responses/{ONE}", self.retrieve)
+        router.add_delete(f"{prefix}/responses/{ONE}", self.delete)
         router.add_post(f"{prefix}/responses/{{id}}/cancel", self.cancel)
         router.add_get(f"{prefix}/responses/{{id}}/input_items", self.input_items)
 

@@ -1,0 +1,1 @@
+"""`/openapi.json`: what this gateway serves, in the words of OpenAPI 3.1."""
