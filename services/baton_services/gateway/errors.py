@@ -101,7 +101,8 @@ def refused(
 ) -> HttpError:
     """A refusal of the gateway's own, by its code in `OWN`."""
     status, kind = OWN[code]
-    return HttpError(status, message, kind=kind, code=code, param=param, headers=headers)
+    again = {"Retry-After": "1"} if status == 503 else {}
+    return HttpError(status, message, kind=kind, code=code, param=param, headers={**again, **(headers or {})})
 
 
 def internal() -> HttpError:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton.protocol.errors import Code, Failure
-from baton_services.gateway.errors import HttpError
+from baton_services.gateway.errors import OWN, HttpError
+from baton_services.gateway.openapi.operations import OPERATIONS
 from baton_services.gateway.schema import IGNORED, ChatRequest, CompletionRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
@@ -42,3 +43,18 @@ def test_every_code_is_listed_with_its_status() -> None:
     for code in Code:
         error = HttpError.of(Failure(code=code, message=""))
         assert table[code.value][:2] == [str(error.status), error.kind]
+    for code, (status, kind) in OWN.items():
+        assert table[code][:2] == [str(status), kind]
+    assert table.keys() == {code.value for code in Code} | OWN.keys()
+
+
+def test_every_endpoint_is_listed() -> None:
+    listed = PAGE.split("## Endpoints")[1].split("\n## ")[0]
+    for operation in OPERATIONS:
+        bare = operation.path.removeprefix("/v1")
+        path = re.sub(r"{\w+}", "{id}", operation.path)
+        alias = re.sub(r"{\w+}", "{id}", bare)
+        assert (
+            f"`{operation.method.upper()} {path}`" in listed
+            or f"`{operation.method.upper()} {alias}`" in listed
+        )
