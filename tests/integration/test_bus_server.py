@@ -144,3 +144,14 @@ def test_a_ctrl_c_in_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
     apart = os.getpgid(pid) != os.getpgid(0)
     server.stop()
     assert apart
+
+
+def test_what_is_kept_elsewhere_outlives_the_server_and_has_one_at_a_time(tmp_path: Path) -> None:
+    store, first, second = tmp_path / "kept", EmbeddedServer(), EmbeddedServer()
+    first.start(tmp_path / "a", user="u", password="p", store=store)
+    try:
+        with pytest.raises(BusRefused, match=r"another Baton has .*store_dir"):
+            second.start(tmp_path / "b", user="u", password="p", store=store)
+        assert (store / "jetstream").is_dir()
+    finally:
+        first.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import threading
 import time
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import IO
 
 from baton.bus.errors import BusRefused
 
@@ -41,6 +43,7 @@ class EmbeddedServer:
         self._directory = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner: threading.Thread | None = None
+        self._lock: IO[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -49,21 +52,33 @@ class EmbeddedServer:
         return process.pid if process is not None and process.poll() is None else None
 
     def start(
-        self, directory: Path, *, port: int = 0, user: str, password: str, jetstream: bool = True
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        user: str,
+        password: str,
+        jetstream: bool = True,
+        store: Path | None = None,
     ) -> str:
         """Starts the server and returns its URL (without credentials) once it takes connections.
 
-        Its configuration, log, and JetStream files lie in `directory`. `port` 0 takes a free one.
+        Its configuration, log, and JetStream files lie in `directory`; the last in `store` if given.
+        `port` 0 takes a free one.
 
         Raises:
-            BusRefused: there is no nats-server, or it does not start (port taken, disk full).
+            BusRefused: there is no nats-server, or it does not start (port taken, disk full), or another
+                server has the `store`.
             ValueError: credentials that cannot stand in a configuration file.
         """
         if self.pid is not None:
             raise RuntimeError("this server runs already")
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._directory = directory
-        _write_config(directory, port, user, password, jetstream)
+        if store is not None:
+            self._lock = _lock(store)
+        stored = (store or directory / "jetstream") if jetstream else None
+        _write_config(directory, port, user, password, stored)
         self._launch()
         return self.url
 
@@ -184,7 +199,22 @@ def _threads() -> int:
     return max(1, (os.cpu_count() or 1) // 8)
 
 
-def _write_config(directory: Path, port: int, user: str, password: str, jetstream: bool) -> None:
+def _lock(store: Path) -> IO[bytes]:
+    """Takes a store for as long as the file stays open: two servers would destroy it."""
+    try:
+        store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (store / "baton.lock").open("ab")
+    except OSError as error:
+        raise BusRefused(f"{store} cannot be written to: {error.strerror} (bus.store_dir)") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise BusRefused(f"another Baton has {store}: give this one its own bus.store_dir") from error
+    return lock
+
+
+def _write_config(directory: Path, port: int, user: str, password: str, store: Path | None) -> None:
     lines = [
         f"host: {HOST}",
         f"port: {port or -1}",
@@ -199,8 +229,8 @@ def _write_config(directory: Path, port: int, user: str, password: str, jetstrea
     ]
     admin = f"{{ user: {_quote(user)}, password: {_quote(password)} }}"
     _write_private(directory / "users.conf", f"authorization {{ users: [\n  {admin}\n] }}\n")
-    if jetstream:
-        lines.append(f"jetstream {{ store_dir: {_quote(str(directory / 'jetstream'))} }}")
+    if store is not None:
+        lines.append(f"jetstream {{ store_dir: {_quote(str(store))} }}")
     _write_private(directory / "nats.conf", "\n".join(lines) + "\n")
 
 

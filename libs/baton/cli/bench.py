@@ -1,4 +1,4 @@
-"""`baton bench control | engine | handoff | batch`: finds the measurement and runs it with the rest of the line."""
+"""`baton bench control | engine | handoff | batch`: finds the measurement and runs it."""
 
 from __future__ import annotations
 

@@ -37,6 +37,13 @@ class BusSettings(Section):
     url: Annotated[str, Meta(description="NATS server; tls://HOST:4222 with TLS")] = "nats://127.0.0.1:4222"
     user: Annotated[str, Meta(description="NATS user")] = ""
     password: Annotated[str, Meta(description="NATS password; never logged", extra=SECRET)] = ""
+    store_dir: Annotated[
+        str,
+        Meta(
+            description="where `baton up`'s own server keeps batch jobs, files and stored responses; "
+            "empty: in the run's folder, gone with it"
+        ),
+    ] = ""
     tls_ca: Annotated[
         str, Meta(description="CA file that the server's certificate is checked against; empty: the system's")
     ] = ""

@@ -37,6 +37,7 @@ def test_one_process_a_service_and_worker_with_settings_by_environment() -> None
             "decode-0",
             "kvstore-0",
             "metrics-0",
+            "batch-0",
         ]
     )
     for spec in made:

@@ -104,7 +104,9 @@ class Cluster:
         if server is None:
             return self.settings.bus
         user, password = "baton", secrets.token_urlsafe(24)
-        url = server.start(directory / "nats", user=user, password=password)
+        kept = self.settings.bus.store_dir
+        store = Path(kept).expanduser().resolve() if kept else None
+        url = server.start(directory / "nats", user=user, password=password, store=store)
         return BusSettings(url=url, user=user, password=password)
 
     async def _supervise(self, bus: Bus, bus_settings: BusSettings, run: RunDir) -> None:
