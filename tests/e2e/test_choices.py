@@ -11,8 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from running import Running
-from sse import read_chunks
+from sse import check_stream, read_chunks
 
 from baton.protocol.sampling import SamplingParams
 from baton.runner.mock import expected_tokens
@@ -100,16 +102,67 @@ def test_lists_of_prompts_with_choices(baton: Running) -> None:
     assert [choice["text"].encode() for choice in answer["choices"]] == wanted
 
 
+LETTERS = st.text("abcdefghijklmnopqrstuvwxyz ", min_size=1, max_size=2)
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "n": st.integers(1, 3),
+            "max_tokens": st.integers(1, 30),
+            "min_tokens": st.integers(0, 30),
+            "stop": st.lists(LETTERS, max_size=3, unique=True),
+            "logprobs": st.sampled_from([None, 0, 2]),
+            "echo": st.booleans(),
+            "seed": st.integers(0, 1_000),
+            "prompt": st.text("aé😀 ", min_size=1, max_size=8),
+        }
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_a_stream_adds_up_to_the_whole_answer(baton: Running, fields: dict[str, Any]) -> None:
+    fields["min_tokens"] = min(fields["min_tokens"], fields["max_tokens"])
+    prompt, count = list(fields["prompt"].encode()), fields["max_tokens"]
+    asked = body("streams", **fields)
+    whole = ask(baton, "streams", **fields)
+    streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = read_chunks(post(baton, streamed).read())
+    added = check_stream(chunks, chat=False)  # exactly one finish a choice
+    total = 0
+    for index, choice in enumerate(whole["choices"]):
+        params = SamplingParams(temperature=1.0, seed=fields["seed"], max_tokens=count)
+        output = bytes(expected_tokens(prompt, params, choice=index)).decode()
+        length, text = cut(output, fields["stop"], fields["min_tokens"])
+        total += length
+        assert choice["text"] == added[index].text == (fields["prompt"] if fields["echo"] else "") + text
+        assert choice["finish_reason"] == added[index].finish == ("length" if text == output else "stop")
+    for usage in (whole["usage"], chunks[-1]["usage"]):
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(prompt), total)
+
+
+def cut(output: str, stops: list[str], least: int) -> tuple[int, str]:
+    """Tokens that count, and the text before the first stop string that a token from `least` on completes."""
+    for length in range(max(1, least), len(output) + 1):
+        found = [stop for stop in stops if output[:length].endswith(stop)]
+        if found:
+            return length, output[: length - max(map(len, found))]
+    return len(output), output
+
+
+def post(baton: Running, asked: dict[str, Any]) -> Any:
+    return urllib.request.urlopen(
+        urllib.request.Request(
+            baton.url + "/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        ),
+        timeout=60,
+    )
+
+
 def stream(baton: Running, begun: threading.Event, **fields: Any) -> dict[int, str]:
     """The text of each choice; `begun` is set when each has some."""
-    request = urllib.request.Request(
-        baton.url + "/v1/completions",
-        json.dumps(body(stream=True, **fields)).encode(),
-        {"Content-Type": "application/json"},
-    )
     texts: dict[int, str] = {}
     raw = b""
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with post(baton, body(stream=True, **fields)) as response:
         for line in response:
             raw += line
             if line.startswith(b"data: {"):
@@ -158,11 +211,7 @@ def test_a_process_is_killed_amid_the_choices(baton: Running, role: str) -> None
 
 
 def test_nothing_is_held_at_the_end(baton: Running) -> None:
-    request = urllib.request.Request(
-        baton.url + "/v1/completions", json.dumps(body("gone", n=4, max_tokens=2_000, stream=True)).encode(),
-        {"Content-Type": "application/json"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with post(baton, body("gone", n=4, max_tokens=2_000, stream=True)) as response:
         response.read(2_000)
     deadline = time.monotonic() + 10
     while baton.total("baton_kv_blocks_used") or baton.total("baton_requests_running", role="decode"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -103,13 +104,18 @@ def _whole_characters(raw: bytes) -> str:
     return codecs.getincrementaldecoder("utf-8")(errors="replace").decode(raw)
 
 
-@given(token_lists, stop_lists, st.lists(st.integers(0, 24), max_size=6), st.booleans())
+@given(
+    token_lists,
+    stop_lists,
+    st.lists(st.integers(0, 24), max_size=6),
+    st.fixed_dictionaries({"logprobs": st.booleans(), "min_tokens": st.integers(0, 8)}),
+)
 def test_any_split_gives_the_same_answer(
-    tokens: list[int], stops: list[str], cuts: list[int], logprobs: bool
+    tokens: list[int], stops: list[str], cuts: list[int], options: dict[str, Any]
 ) -> None:
-    whole = run(tokens, stops, [], logprobs=logprobs)
-    assert run(tokens, stops, cuts, logprobs=logprobs) == whole
-    assert run(tokens, stops, list(range(25)), logprobs=logprobs) == whole
+    whole = run(tokens, stops, [], **options)
+    assert run(tokens, stops, cuts, **options) == whole
+    assert run(tokens, stops, list(range(25)), **options) == whole
 
 
 @given(token_lists, stop_lists, st.integers(0, 8))
