@@ -442,3 +442,16 @@ def test_without_jetstream_the_fix_is_named(tmp_path: Path) -> None:
         server.stop()
     assert done.returncode == 1
     assert "-js" in done.stderr and "--batch 0" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_batch_on_the_real_model(tmp_path: Path) -> None:
+    with Running(tmp_path) as baton, OpenAI(base_url=f"{baton.url}/v1", api_key="x") as client:
+        batch = begin(client, (ROOT / "examples" / "batch.jsonl").read_bytes())
+        batch = ended(client, batch, 100)
+        found = lines_of(client, batch.output_file_id)
+        assert set(found) == {f"question-{number}" for number in range(1, 9)}
+        for number, line in enumerate((ROOT / "examples" / "batch.jsonl").read_text().splitlines(), 1):
+            direct = client.chat.completions.create(**json.loads(line)["body"])
+            [choice] = found[f"question-{number}"]["response"]["body"]["choices"]
+            assert choice["message"]["content"] == direct.choices[0].message.content

@@ -1,18 +1,26 @@
-"""A long job while all that it needs is killed in turn: each request has one result, the same as ever."""
+"""A job while all that it needs is killed in turn: each request has one result, the same as ever."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from batch_jobs import begin, jsonl, line, look, results, texts, wait
 from running import Running
 
+from baton.protocol.sampling import SamplingParams
+from baton.runner.mock import expected_tokens
+from baton.text.mock import TEMPLATE, mock_tokenizer
+from baton.text.templates import ChatTemplate, encode_chat
+
 KILLS = ("batch-0", "router-0", "prefill-0", "nats", "decode-0")
+TOKENS = 32
 
 
 def _pid(baton: Running, name: str) -> int:
@@ -27,41 +35,56 @@ def _pid(baton: Running, name: str) -> int:
     return 0
 
 
-def _job(count: int, **more: object) -> bytes:
-    return jsonl(line(f"request-{i}", f"question {i % 7} " * 8 + str(i), **more) for i in range(count))
+def _requests(count: int) -> Iterator[dict[str, Any]]:
+    """Half of them greedy, half sampled with a seed; prompts of some 100 tokens."""
+    for i in range(count):
+        how = {"temperature": 0} if i % 2 else {"seed": i}
+        yield line(f"request {i}", f"question {i % 7} " * 8 + str(i), max_tokens=TOKENS, **how)
 
 
-def _disturbed(baton: Running, content: bytes, every_s: float, limit_s: float) -> tuple[dict[str, str], int]:
-    """Runs a job while one process after the other is killed; its texts and how many kills there were."""
-    id, kills, at = begin(baton, content), 0, time.monotonic() + every_s / 2
-    until = time.monotonic() + limit_s
-    while look(baton, id)["status"] not in ("completed", "failed"):
-        assert time.monotonic() < until, (look(baton, id), baton.log[-3_000:])
-        if time.monotonic() >= at:
-            victim = _pid(baton, KILLS[kills % len(KILLS)])
-            if victim:
-                os.kill(victim, signal.SIGKILL)
-                kills += 1
-            at = time.monotonic() + every_s
-        time.sleep(0.2)
-    batch = wait(baton, id)
-    assert batch["status"] == "completed", batch
-    assert batch["error_file_id"] is None, results(baton, batch["error_file_id"])[:3]
-    return texts(results(baton, batch["output_file_id"])), kills
+def _expected(requests: Iterator[dict[str, Any]]) -> dict[str, str]:
+    """What the mock answers, undisturbed."""
+    tokenizer, template, found = mock_tokenizer(), ChatTemplate(TEMPLATE, {}), {}
+    for one in requests:
+        body = one["body"]
+        how = {name: body[name] for name in ("temperature", "seed") if name in body}
+        prompt = encode_chat(tokenizer, template, body["messages"])
+        made = expected_tokens(prompt, SamplingParams(max_tokens=TOKENS, **how))
+        found[one["custom_id"]] = bytes(token for token in made if token < 256).decode()
+    return found
+
+
+def _killed_in_turn(folder: Path, count: int, every_s: float, limit_s: float, *flags: str) -> int:
+    """Runs a job while one process after the other is killed. How many kills there were."""
+    kills = 0
+    with Running(folder, "--engine", "mock", *flags) as baton:
+        id, at = begin(baton, jsonl(_requests(count))), time.monotonic() + every_s / 2
+        until = time.monotonic() + limit_s
+        while (batch := look(baton, id))["status"] not in ("completed", "failed"):
+            assert time.monotonic() < until, (batch, baton.log[-3_000:])
+            if time.monotonic() >= at:
+                victim = _pid(baton, KILLS[kills % len(KILLS)])
+                if victim:
+                    os.kill(victim, signal.SIGKILL)
+                    kills += 1
+                at = time.monotonic() + every_s
+            time.sleep(0.2)
+        batch = wait(baton, id)
+        assert batch["status"] == "completed", batch
+        assert batch["error_file_id"] is None, results(baton, batch["error_file_id"])[:3]
+        got = texts(results(baton, batch["output_file_id"]))
+    assert got == _expected(_requests(count))
+    return kills
+
+
+def test_a_job_survives_a_kill_of_everything(tmp_path: Path) -> None:
+    flags = ("--mock-step-us", "20000", "--worker-max-sequences", "16")
+    assert _killed_in_turn(tmp_path, 350, 2.0, 90, *flags) >= len(KILLS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(560)
 def test_5000_requests_survive_kills_of_everything_in_turn(tmp_path: Path) -> None:
-    # A step of 20 ms, so that the job lasts through a dozen kills.
-    flags = ("--engine", "mock", "--mock-step-us", "20000", "--prefill", "1", "--decode", "1")
-    content = _job(5_000, max_tokens=48)
-    with Running(tmp_path / "quiet", "--engine", "mock") as baton:
-        batch = wait(baton, begin(baton, content), 200)
-        expected = texts(results(baton, batch["output_file_id"]))
-    assert len(expected) == 5_000
-    with Running(tmp_path / "killed", *flags) as baton:
-        got, kills = _disturbed(baton, content, 5.0, 300)
-    print(f"{kills} kills, {len(got)} results")
+    kills = _killed_in_turn(tmp_path, 5_000, 5.0, 400, "--mock-step-us", "20000")
+    print(f"{kills} kills")
     assert kills >= 8
-    assert got == expected
