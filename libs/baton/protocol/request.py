@@ -172,7 +172,7 @@ class TextDelta(Row):
     request: str
     start: int  # index of the first character of `text` in the whole answer (Unicode code points)
     text: str
-    finish: str = ""  # stop, length, tool_calls
+    finish: str = ""  # stop, length, tool_calls, cancelled
     tokens: list[TokenText] = []
     usage: Usage | None = None
     failure: Failure | None = None
@@ -194,10 +194,27 @@ class TextBatch(Message):
 
 
 class CancelRequest(Message):
-    """Gateway -> tokenizer: the client has gone; free everything this request holds. Idempotent."""
+    """Gateway -> tokenizer: the client has gone; free everything this request holds. Idempotent.
+
+    With `finish` the client still reads: a last delta with the usage says that it was cancelled.
+    """
 
     request: str
     reason: str = ""
+    finish: bool = False
+
+
+class CancelResponse(Message):
+    """Gateway -> gateway (a call): end this response, if you stream it. `ResponseCancelled` or `Rejected`."""
+
+    response: str  # its id
+    owner: str  # of the key that asks
+
+
+class ResponseCancelled(Message):
+    """The response as it is now that it has ended, as JSON."""
+
+    body: bytes
 
 
 class Inquire(Message):

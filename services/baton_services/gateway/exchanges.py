@@ -114,6 +114,13 @@ class Exchanges:
         if not ended and exchange.owner is not None:
             await self._cancel(exchange.id, exchange.owner.subject, reason)
 
+    async def finish(self, request: str) -> None:
+        """Has an exchange ended where it is: it goes on to a last delta whose finish is `cancelled`."""
+        exchange = self._live.get(request)
+        if exchange is not None and exchange.owner is not None and not exchange.over:
+            message = CancelRequest(request=request, reason="cancelled", finish=True)
+            await self._bus.publish(exchange.owner.subject, message)
+
     async def _cancel(self, request: str, subject: str, reason: str) -> None:
         try:
             await self._bus.publish(subject, CancelRequest(request=request, reason=reason))

@@ -16,7 +16,7 @@ from baton.config.keys import KeyFileError
 from baton.protocol import subjects
 from baton.protocol.codec import Codec
 from baton.protocol.liveness import Role, State
-from baton.protocol.request import Accepted, TextBatch
+from baton.protocol.request import Accepted, CancelResponse, TextBatch
 from baton.protocol.stats import MetricsQuery, MetricsText
 from baton.protocol.work import Drain
 from baton.service.base import ServiceHost, StartupError
@@ -38,6 +38,7 @@ from baton_services.gateway.openapi.document import OpenApi
 from baton_services.gateway.page import Page
 from baton_services.gateway.readers import Readers
 from baton_services.gateway.responses.handlers import Responses
+from baton_services.gateway.responses.live import LiveResponses
 from baton_services.gateway.responses.store import ResponseStore
 
 log = get_logger(__name__)
@@ -53,6 +54,7 @@ class GatewayService:
         self._host = host
         self._metrics = GatewayMetrics(host.registry)
         self._exchanges = Exchanges(host.bus, host.directory)
+        self._live_responses = LiveResponses(host, self._exchanges)
         self._runner: web.AppRunner | None = None
         self._created = int(time.time())
         settings = host.settings.gateway
@@ -75,7 +77,8 @@ class GatewayService:
         host, settings = self._host, self._host.settings.gateway
         reply_to = subjects.text(host.id, host.epoch)
         self._exchanges.start(group, await host.bus.inbox(reply_to, TextBatch))
-        group.create_task(self._serve_control(await host.bus.inbox(host.subject, Drain)))
+        control = await host.bus.inbox(host.subject, Drain, CancelResponse)
+        group.create_task(self._serve_control(control, group))
         group.create_task(self._keys.follow())
         group.create_task(self._readers.watch())
         await self._counts.start(group)
@@ -142,7 +145,7 @@ class GatewayService:
         )
         converter = Converter(self._exchanges)
         store = ResponseStore(self._host.bus, megabytes=settings.store_mb, ttl_s=settings.store_ttl_s)
-        responses = Responses(generator, self._exchanges, store)
+        responses = Responses(generator, self._exchanges, store, self._live_responses)
         messages = Messages(generator, self._exchanges)
         for prefix in ("/v1", ""):  # clients configured without the /v1 work as well
             for path, handler in (
@@ -171,8 +174,11 @@ class GatewayService:
         host, port = self._runner.addresses[0][:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def _serve_control(self, inbox: Inbox) -> None:
+    async def _serve_control(self, inbox: Inbox, group: asyncio.TaskGroup) -> None:
         async for delivery in inbox:
+            if isinstance(delivery.message, CancelResponse):
+                group.create_task(self._live_responses.asked(delivery))
+                continue
             await delivery.respond(Accepted())
             self._host.request_drain(delivery.message.grace_ms)
 

@@ -105,8 +105,10 @@ class TokenizerService:
             match delivery.message:
                 case Generate():
                     await self._take(delivery)
-                case CancelRequest(request=request, reason=reason):
+                case CancelRequest(request=request, reason=reason, finish=finish):
                     if (live := self._live.get(request)) is not None:
+                        if finish:
+                            await self._cut(live)
                         await self._cancel(live, reason or "the client has gone")
                 case Inquire(request=request):
                     known = request in self._live
@@ -253,6 +255,13 @@ class TokenizerService:
                 self._outbox.put(each.generate.reply_to, end)
                 self._figures.ended(each, failure.code.value)
                 await self._cancel(each, failure.message)
+
+    async def _cut(self, live: LiveRequest) -> None:
+        """The last delta of a request that its client ends and still reads."""
+        end = TextDelta(live.id, live.written, "", finish="cancelled", usage=live.usage(), timing=live.timing)
+        self._outbox.put(live.generate.reply_to, end)
+        self._figures.ended(live, end.finish)
+        await self._outbox.flush()
 
     async def _cancel(self, live: LiveRequest, reason: str) -> None:
         if not live.over:

@@ -21,10 +21,14 @@ EURO = [TokenText(b"a\xe2\x82", -0.5, [(b"b", -1.5)]), TokenText(b"\xac", float(
 Json = dict[str, Any]
 
 
+async def nobody(_: Json) -> None:
+    """Keeps nothing."""
+
+
 def shape(*, logprobs: bool = False, **fields: Any) -> ResponseShape:
     request = ResponseRequest(model="m", input="hi", **fields)
     head = translate.head(request, "resp_1")
-    return ResponseShape(head, request="1", logprobs=logprobs, keep=None)
+    return ResponseShape(head, request="1", logprobs=logprobs, keep=nobody)
 
 
 def streamed(made: ResponseShape, deltas: list[TextDelta], finish: str = "stop") -> list[Json]:
@@ -92,7 +96,8 @@ def test_an_answer_cut_short_says_so(part: Json) -> None:
 
 def test_what_is_cancelled_ends_so() -> None:
     last = check_responses(streamed(shape(), [delta("a")], "cancelled"))
-    assert (last["status"], last["usage"], last["output"][0]["status"]) == ("cancelled", None, "incomplete")
+    assert (last["status"], last["output"][0]["status"]) == ("cancelled", "incomplete")
+    assert last["usage"]["output_tokens"] == 4
 
 
 @pytest.mark.parametrize("error", [internal(), HttpError(429, "full")])

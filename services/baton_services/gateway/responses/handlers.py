@@ -10,6 +10,7 @@ from aiohttp import web
 
 from baton.protocol.base import unpack_tokens
 from baton.protocol.codec import Codec
+from baton.protocol.errors import Code, RequestError
 from baton.protocol.request import Encode, Encoded, Rejected
 from baton_services.gateway import build
 from baton_services.gateway.body import expect, read_json
@@ -19,8 +20,9 @@ from baton_services.gateway.generate import Generator
 from baton_services.gateway.keys import caller
 from baton_services.gateway.naming import named
 from baton_services.gateway.parse import parse
-from baton_services.gateway.responses import items, translate
+from baton_services.gateway.responses import items, translate, truncation
 from baton_services.gateway.responses.items import Json
+from baton_services.gateway.responses.live import LiveResponses
 from baton_services.gateway.responses.schema import InputTokensRequest, ResponseRequest
 from baton_services.gateway.responses.shape import ResponseShape
 from baton_services.gateway.responses.store import Record, ResponseStore
@@ -36,8 +38,11 @@ _encoded = Codec(Encoded, Rejected)
 class Responses:
     """Handlers of `/v1/responses` and what lies below it."""
 
-    def __init__(self, generator: Generator, exchanges: Exchanges, store: ResponseStore) -> None:
+    def __init__(
+        self, generator: Generator, exchanges: Exchanges, store: ResponseStore, live: LiveResponses
+    ) -> None:
         self._generator = generator
+        self._live = live
         self._exchanges = exchanges
         self._store = store
 
@@ -58,28 +63,28 @@ class Responses:
         known, chat, places = await self._conversation(http, request)
         with named(translate.renamed(places, bool(request.instructions))):
             plan = build.chat(chat, self._generator.envelope(http))
-            owner = caller(http).owner
+            id_, owner = f"resp_{http[REQUEST_ID]}", caller(http).owner
+            with self._live.follow(id_, http[REQUEST_ID], owner) as live:
 
-            async def keep(response: Json) -> None:
-                await self._store.put(owner, Record(response, known))
+                async def keep(response: Json) -> None:
+                    if stored:
+                        await self._store.put(owner, Record(response, known))
+                    live.ended.set_result(response)
 
-            shape = ResponseShape(
-                translate.head(request, f"resp_{http[REQUEST_ID]}"),
-                request=http[REQUEST_ID],
-                logprobs=translate.logprobs(request),
-                keep=keep if stored else None,
-            )
-            return await self._generator.serve(http, chat, plan, shape)
+                shape = ResponseShape(
+                    translate.head(request, id_),
+                    request=http[REQUEST_ID],
+                    logprobs=translate.logprobs(request),
+                    keep=keep,
+                )
+                return await self._generator.serve(http, chat, plan, shape)
 
     async def count(self, http: web.Request) -> web.Response:
         """How many tokens the input of such a request has."""
         request = parse(await read_json(http), InputTokensRequest)
         _, chat, places = await self._conversation(http, request)
         with named(translate.renamed(places, bool(request.instructions))):
-            generate = build.chat(chat, self._generator.envelope(http)).prompts[0][0]
-            answer = await self._exchanges.call(
-                request.model, Encode(generate=generate), _encoded, timeout_s=ENCODE_S
-            )
+            answer = await self._encode(http, chat)
         count = len(unpack_tokens(answer.tokens))
         return _json({"object": "response.input_tokens", "input_tokens": count})
 
@@ -95,9 +100,14 @@ class Responses:
         return _json({"id": id_, "object": "response", "deleted": True})
 
     async def cancel(self, http: web.Request) -> web.Response:
-        """Only what is under way can be cancelled, and by its id alone that is not known to us."""
+        """Ends a response that is being streamed, by whichever gateway. Idempotent."""
+        body = await self._live.cancel(http.match_info["id"], caller(http).owner)
+        if body is not None:
+            return web.Response(body=body, content_type="application/json")
         response = (await self._find(http)).response
-        raise invalid(f"the response is {response['status']}: there is nothing left to cancel")
+        if response["status"] != "cancelled":
+            raise invalid(f"the response is {response['status']}: there is nothing left to cancel")
+        return _json(response)
 
     async def input_items(self, http: web.Request) -> web.Response:
         record = await self._find(http)
@@ -129,11 +139,38 @@ class Responses:
                 words = f"previous_response_id: there is no response {request.previous_response_id[:80]!r}"
                 raise refused("previous_response_not_found", words, param="previous_response_id")
             earlier = record.conversation
-        known = [*earlier, *items.read(request.input, http[REQUEST_ID])]
-        if len(known) == len(earlier):
+        new = items.read(request.input, http[REQUEST_ID])
+        if not new:
             raise invalid("input: is required, and not empty", "input")
-        messages, places = items.turns(known, len(earlier))
-        return known, translate.chat(request, messages), places
+        known = [*earlier, *new]
+        places = ["previous_response_id"] * len(earlier) + [f"input[{index}]" for index in range(len(new))]
+        messages, origins = items.turns(known, places)
+        if request.truncation == "auto":
+
+            async def fits(count: int) -> bool:
+                some, theirs = items.turns(*truncation.dropped(known, places, count))
+                with named(translate.renamed(theirs, bool(request.instructions))):
+                    return await self._fits(http, request, translate.chat(request, some))
+
+            count = await truncation.fewest(len(known), fits)
+            messages, origins = items.turns(*truncation.dropped(known, places, count))
+        return known, translate.chat(request, messages), origins
+
+    async def _fits(self, http: web.Request, request: ResponseRequest, chat: ChatRequest) -> bool:
+        try:
+            answer = await self._encode(http, chat)
+        except RequestError as error:
+            if error.failure.code is Code.CONTEXT_LENGTH:
+                return False
+            raise
+        return len(unpack_tokens(answer.tokens)) + (request.max_output_tokens or 1) <= answer.max_context
+
+    async def _encode(self, http: web.Request, chat: ChatRequest) -> Encoded:
+        generate = build.chat(chat, self._generator.envelope(http)).prompts[0][0]
+        answer: Encoded = await self._exchanges.call(
+            chat.model, Encode(generate=generate), _encoded, timeout_s=ENCODE_S
+        )
+        return answer
 
     async def _find(self, http: web.Request) -> Record:
         id_ = http.match_info["id"]

@@ -112,13 +112,13 @@ def function_call(id_: str, call: str, name: str, arguments: str, status: str = 
     }
 
 
-def turns(items: list[Json], first_new: int = 0) -> tuple[list[ChatMessage], list[str]]:
+def turns(items: list[Json], origins: list[str]) -> tuple[list[ChatMessage], list[str]]:
     """The items as a chat's messages, and for each of these the place in the request that it comes from.
 
     Calls that follow each other, or an assistant's message, are one turn, as chat templates have them.
 
     Args:
-        first_new: index of the first item that the request itself brought.
+        origins: the place of each item.
 
     Raises:
         RequestError: a result of a function that was not called before.
@@ -126,8 +126,7 @@ def turns(items: list[Json], first_new: int = 0) -> tuple[list[ChatMessage], lis
     messages: list[ChatMessage] = []
     places: list[str] = []
     called: set[str] = set()
-    for index, item in enumerate(items):
-        place = f"input[{index - first_new}]" if index >= first_new else "previous_response_id"
+    for item, place in zip(items, origins, strict=True):
         match item["type"]:
             case "message":
                 text = item["content"][0]["text"] if item["content"] else ""

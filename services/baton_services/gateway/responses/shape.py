@@ -19,11 +19,11 @@ Keep = Callable[[Json], Awaitable[None]]
 
 
 class ResponseShape:
-    """One response. `head` is the response object without output; `keep` stores it when it is complete."""
+    """One response. `head` is the response object without output; `keep` gets it when it is complete."""
 
     done = b""
 
-    def __init__(self, head: Json, *, request: str, logprobs: bool, keep: Keep | None) -> None:
+    def __init__(self, head: Json, *, request: str, logprobs: bool, keep: Keep) -> None:
         self._response = dict(head)
         self._output = Output(request, logprobs=logprobs)
         self._keep = keep
@@ -79,9 +79,7 @@ class ResponseShape:
         return b"event: " + chunk["type"].encode() + b"\ndata: " + _encode(chunk) + b"\n\n"
 
     async def settle(self) -> None:
-        """Stores the response, if it is to be stored."""
-        if self._keep is not None:
-            await self._keep(self._response)
+        await self._keep(self._response)
 
     def _complete(self, counts: Usage) -> None:
         response = self._response
@@ -91,7 +89,7 @@ class ResponseShape:
             response["status"] = "incomplete"
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif self._finish == "cancelled":
-            response["status"], response["usage"] = "cancelled", None
+            response["status"] = "cancelled"
         else:
             response["status"], response["completed_at"] = "completed", int(time.time())
 
