@@ -132,3 +132,77 @@ def test_no_answer_needs_an_echo(baton: Running) -> None:
     status, answer = baton.post("/v1/completions", body)
     assert status == 400 and answer["error"]["param"] == "max_tokens"
     assert ask(baton, TEXT, max_tokens=0)["choices"][0]["text"] == TEXT
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "parameters": {"type": "object", "properties": {"word": {"type": "string", "maxLength": 6}}},
+        },
+    }
+]
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sampled": {"temperature": 1, "seed": 5, "presence_penalty": 1.5, "logit_bias": {"120": 50}},
+    "object": {"response_format": {"type": "json_object"}},
+    "tool": {"tools": TOOLS, "tool_choice": "required"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_logprobs_of_every_form_of_answer(baton: Running, form: str, count: int) -> None:
+    body: dict[str, Any] = {
+        "model": "mock", "messages": [{"role": "user", "content": "Hé"}], "max_tokens": 200, "temperature": 0,
+        "logprobs": True, "top_logprobs": count, **FORMS[form],
+    }  # fmt: skip
+    status, answer = baton.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    choice, entries = answer["choices"][0], answer["choices"][0]["logprobs"]["content"]
+    raw = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+    if form == "tool":
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "look_up" and call["function"]["arguments"] in raw
+    else:
+        assert choice["message"]["content"] == raw
+    ended = choice["finish_reason"] != "length"
+    assert len(entries) in (
+        answer["usage"]["completion_tokens"],
+        answer["usage"]["completion_tokens"] - ended,
+    )
+    for entry in entries:
+        values = [other["logprob"] for other in entry["top_logprobs"]]
+        assert len(values) == count and values == sorted(values, reverse=True)
+        assert entry["logprob"] <= 0 and (form != "plain" or not count or entry["logprob"] == values[0])
+    request = urllib.request.Request(
+        baton.url + "/v1/chat/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        chunks = read_chunks(response.read())
+    parts = [part["logprobs"]["content"] for chunk in chunks for part in chunk["choices"] if part["logprobs"]]
+    assert [entry for part in parts for entry in part] == entries
+
+
+def test_more_logprobs_than_there_may_be(baton: Running) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    for fields, param in (
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+    ):
+        status, answer = baton.post("/v1/chat/completions", {"model": "mock", "messages": messages, **fields})
+        assert status == 400 and answer["error"]["param"] == param
+    status, answer = baton.post("/v1/completions", {"model": "mock", "prompt": "a", "logprobs": 6})
+    assert status == 400 and answer["error"]["param"] == "logprobs"
+
+
+@pytest.mark.parametrize("name", ["functions", "function_call"])
+def test_the_older_form_of_tools_is_refused_by_name(baton: Running, name: str) -> None:
+    value: Any = [{"name": "f"}] if name == "functions" else {"name": "f"}
+    body = {"model": "mock", "messages": [{"role": "user", "content": "a"}], name: value}
+    status, answer = baton.post("/v1/chat/completions", body)
+    assert status == 400 and answer["error"]["param"] == name and "tool" in answer["error"]["message"]
