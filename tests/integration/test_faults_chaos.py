@@ -20,10 +20,10 @@ def settings() -> Settings:
 
 async def test_each_kind_of_blow_in_turn() -> None:
     """Kills (-9) of every role, SIGSTOP, SIGTERM, nats-server gone for a second; two of each service."""
-    options = Options(requests=60, at_once=6, tokens=160, longest=600, every_s=0.3)
+    options = Options(requests=48, at_once=6, tokens=160, longest=600, every_s=0.1)
     report = await run_scenario("each", settings(), options)
     assert report.clean, report.line()
-    assert report.blows >= 5, report.line()
+    assert report.blows >= 8, report.line()
     assert report.slowest_s < 15.0, report.line()
 
 

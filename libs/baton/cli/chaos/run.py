@@ -17,8 +17,9 @@ import psutil
 
 from baton.cli.chaos.load import Load
 from baton.cli.chaos.requests import Request, Undisturbed, expect_mock, make
-from baton.cli.chaos.scenarios import SCENARIOS, Run, Scenario
+from baton.cli.chaos.scenarios import SCENARIOS, Scenario
 from baton.cli.chaos.stage import WORKERS, Stage, StageError, staged
+from baton.cli.chaos.under_way import Run
 from baton.config.settings import Settings
 from baton.protocol.liveness import Role
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,61 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton.bus.directory import Directory
-from baton.cli.chaos.load import Load
+from baton.cli.chaos.crowds import MAX_WAIT_S, cancel, overload
 from baton.cli.chaos.requests import Request
-from baton.cli.chaos.stage import WORKERS, Stage, StageError
+from baton.cli.chaos.stage import WORKERS, StageError
+from baton.cli.chaos.under_way import Run
 from baton.config.settings import Settings
 from baton.protocol.liveness import Role, State
 
-IN_FLIGHT = 4  # at least so many requests run at each blow
 READY_S = 60.0
-ANY_MOMENT_S = 1.0
 CLEAR_S = 3.5  # after so long without a bus every live request has ended with one clear error
 BACK_S = 5.0  # so long after its return the next request succeeds
 READY_AGAIN_S = 2.0  # every process has found the bus again by then
 TEN_S = 10.0
-FLOOD_S = 100  # requests in a second; 8 places make about 10
-FLOOD_BLOWS = 12  # how long the flood lasts, in times between blows
-NORMAL_S = 1.0  # so long after a flood all is as before, and so long a first token takes then at most
-ROUNDS = 3
-LEAVERS = 7  # clients that leave, for each request of the load
-LEAVERS_S = 60  # of them in a second
-GROWTH = 1.2  # of all processes together, from the first round to the last
-MAX_WAIT_S = 1.0
-SLACK_S = 1.5  # of a machine that is busy with the flood itself
-
-
-@dataclass(slots=True)
-class Run:
-    """One scenario under way."""
-
-    stage: Stage
-    load: Load
-    requests: list[Request]
-    every_s: float
-    excused: Callable[[Request], bool] = lambda request: False  # had to fail, and did so well
-    blows: int = 0
-    flying: list[int] = field(default_factory=list)  # requests in flight, at each blow
-    back_s: list[float] = field(default_factory=list)  # until a killed process was ready again
-    notes: list[str] = field(default_factory=list)
-    rng: random.Random = field(default_factory=lambda: random.Random(5))
-
-    async def in_flight(self) -> bool:
-        """Waits until enough requests run; False once the load is over."""
-        while len(self.load.running) < min(IN_FLIGHT, self.load.at_once):
-            if self.load.done >= len(self.requests):
-                return False
-            await asyncio.sleep(0.01)
-        return True
-
-    async def some_moment(self) -> bool:
-        """As `in_flight`, but not just when a burst begins: blows fall on each leg of a request."""
-        while await self.in_flight():
-            await asyncio.sleep(self.rng.uniform(0.0, ANY_MOMENT_S))
-            if len(self.load.running) >= min(IN_FLIGHT, self.load.at_once):
-                self.flying.append(len(self.load.running))
-                return True
-        return False
 
 
 Hurt = Callable[[Run], Awaitable[None]]
@@ -174,26 +130,6 @@ async def long_outage(run: Run) -> None:
     run.excused = ended_well
 
 
-async def cancel(run: Run) -> None:
-    """As many clients again, three times, leave at random moments; memory does not grow with the rounds."""
-    sizes = []
-    many = itertools.cycle(run.requests)
-    each_round = len(run.requests) * LEAVERS // ROUNDS
-
-    async def one(request: Request) -> None:
-        await asyncio.sleep(run.rng.uniform(0.0, each_round / LEAVERS_S))
-        await run.load.leave_early(request, run.rng.uniform(0.0, 0.5))
-        run.blows += 1
-
-    for _ in range(ROUNDS):
-        doomed = [Request(-1, next(many).body | {"max_tokens": 2_000}) for _ in range(each_round)]
-        await asyncio.gather(*(one(request) for request in doomed))
-        sizes.append(sum(run.stage.memory().values()))
-    run.notes.append(f"memory after each round: {', '.join(f'{size >> 20} MB' for size in sizes)}")
-    if sizes[-1] > sizes[0] * GROWTH:
-        raise StageError(f"memory grows: {run.notes[-1]}")
-
-
 async def cut_links(run: Run) -> None:
     while await run.in_flight():
         for proxy in run.stage.proxies:
@@ -215,80 +151,32 @@ async def rolling_restart(run: Run) -> None:
 
 
 async def one_of_each(run: Run) -> None:
-    """A short run for the tests: each kind of blow once, or again if the load lasts."""
+    """A short run for the tests: each kind of blow once, those to different roles at once."""
     stage = run.stage
 
     async def restart(role: Role) -> None:
         await stage.restart(stage.ids(role)[0], stage.settings.worker.grace_ms / 1000 + 5.0)
 
-    async def kill(role: Role) -> None:
-        stage.signal(stage.ids(role)[-1], signal.SIGKILL)
+    async def kill(role: Role, which: int = -1) -> None:
+        stage.signal(stage.ids(role)[which], signal.SIGKILL)
 
-    blows: list[Callable[[], Awaitable[None]]] = [
-        lambda: kill(Role.DECODE),
-        lambda: kill(Role.PREFILL),
-        lambda: restart(Role.DECODE),
-        lambda: stage.outage(1.0),
-        lambda: kill(Role.TOKENIZER),
-        lambda: stage.freeze(stage.ids(Role.DECODE)[0], 3.0),
-        lambda: restart(Role.TOKENIZER),
-        lambda: kill(Role.ROUTER),
-        lambda: restart(Role.GATEWAY),
+    async def freeze(role: Role) -> None:
+        await stage.freeze(stage.ids(role)[0], 3.0)
+
+    rounds: list[list[Callable[[], Awaitable[None]]]] = [
+        [partial(kill, Role.DECODE), partial(kill, Role.PREFILL)],
+        [partial(kill, Role.TOKENIZER), partial(restart, Role.DECODE), partial(kill, Role.ROUTER, 0)],
+        [partial(stage.outage, 1.0)],
+        [partial(freeze, Role.DECODE), partial(restart, Role.TOKENIZER)],
+        [partial(restart, Role.GATEWAY), partial(restart, Role.PREFILL)],
     ]
-    for blow in itertools.cycle(blows):
+    for blows in rounds:
         await stage.wait_ready(READY_S)
-        if not await run.in_flight():
+        if not await run.some_moment():
             return
-        await blow()
-        run.blows += 1
+        await asyncio.gather(*(blow() for blow in blows))
+        run.blows += len(blows)
         await asyncio.sleep(run.every_s)
-
-
-async def overload(run: Run) -> None:
-    """What is admitted comes in time, the rest is refused, and afterwards all is as before."""
-    run.excused = lambda request: "server_is_overloaded" in request.error
-    began, flood, sizes = time.monotonic(), [], []
-    until = began + FLOOD_BLOWS * run.every_s
-    async with asyncio.TaskGroup() as group:
-        while time.monotonic() < until:
-            request = Request(-1, dict(run.rng.choice(run.requests).body))
-            flood.append(request)
-            group.create_task(run.load.send(request))
-            run.blows += 1
-            if run.blows % (FLOOD_S * 2) == 0:
-                sizes.append(sum(run.stage.memory().values()))
-            await asyncio.sleep(1 / FLOOD_S)
-        await asyncio.sleep(NORMAL_S)
-        after = Request(-1, dict(run.requests[0].body))
-        await run.load.send(after)
-    run.notes.append(
-        f"{NORMAL_S:g} s after the flood the first token took {after.first_s:.2f} s {after.error}"
-    )
-    if after.error or after.first_s > NORMAL_S:
-        raise StageError(f"no normal service: {run.notes[-1]}")
-    _judge_flood(run, flood, until - began)
-    half = len(sizes) // 2
-    if half and max(sizes[half:]) > max(sizes[:half]) * GROWTH:
-        raise StageError(f"memory grows: {', '.join(f'{size >> 20} MB' for size in sizes)}")
-
-
-def _judge_flood(run: Run, flood: list[Request], seconds: float) -> None:
-    """Raises: StageError: what was admitted came late, or what was not was not told so at once."""
-    served = [request for request in flood if not request.error]
-    refused = [request for request in flood if run.excused(request)]
-    unclear = len(flood) - len(served) - len(refused)
-    p99 = _percentile([request.first_s for request in served], 0.99)
-    slowest_no = _percentile([request.seconds for request in refused], 0.99)
-    run.notes.append(
-        f"{len(flood)} more in {seconds:.0f} s: {len(served)} served (p99 first token {p99:.2f} s), "
-        f"{len(refused)} refused (p99 {slowest_no:.2f} s), {unclear} otherwise"
-    )
-    if unclear or not served or not refused or max(p99, slowest_no) > MAX_WAIT_S + SLACK_S:
-        raise StageError(f"overload was not handled: {run.notes[-1]}")
-
-
-def _percentile(values: list[float], share: float) -> float:
-    return sorted(values)[int(len(values) * share)] if values else 0.0
 
 
 def _short_leases(settings: Settings) -> None:
