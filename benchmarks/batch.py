@@ -99,11 +99,44 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     flags += ("--worker-max-sequences", str(slots), "--prefill", "2")
     prompts = [f"{number} " + "text " * 4 for number in range(args.requests)]
     with cluster(*flags) as run:
+        flood = asyncio.run(_flood(run.gateway_url, slots + slots // 4, args))
         done = list(Job(run, prompts, args.tokens).progress())
     first = next(point for point in done if point[1] >= 0.2 * args.requests)
     last = next(point for point in reversed(done) if point[1] <= 0.8 * args.requests)
     rate = (last[1] - first[1]) * args.tokens / (last[0] - first[0])
-    return {"tokens_s": round(rate), "engine_tokens_s": round(own), "share": round(rate / own, 3)}
+    return {
+        "tokens_s": round(rate),
+        "engine_tokens_s": round(own),
+        "share": round(rate / own, 3),
+        "clients_tokens_s": round(flood),
+        "share_of_clients": round(rate / flood, 3),
+    }
+
+
+async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
+    """Tokens a second of so many clients that each ask again as soon as they are answered."""
+    done = 0
+
+    async def ask(session: aiohttp.ClientSession, until: float) -> None:
+        nonlocal done
+        while time.monotonic() < until:
+            body = {"model": "mock", "prompt": f"{done} text", "max_tokens": args.tokens, "ignore_eos": True}
+            async with session.post("/v1/completions", json=body) as answer:
+                answer.raise_for_status()
+                await answer.read()
+            done += 1
+
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector) as session:
+        until = time.monotonic() + 4 + args.seconds / 3
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(ask(session, until))
+            await asyncio.sleep(4)
+            before, began = done, time.monotonic()
+            await asyncio.sleep(args.seconds / 3)
+            rate = (done - before) * args.tokens / (time.monotonic() - began)
+    return rate
 
 
 async def _first_token(session: aiohttp.ClientSession, number: int, tokens: int) -> float:

@@ -27,6 +27,7 @@ log = get_logger(__name__)
 ACK_WAIT_S = 10.0  # a service that is killed holds its requests up for so long
 PROGRESS_S = 3.0
 WINDOW = 512  # requests of a priority taken and not begun
+STORING = 256  # results on their way to the store
 WINDOW_BYTES = 64 * 2**20
 PULL = 128
 WAIT_S = 5.0
@@ -86,6 +87,11 @@ class Dispatcher:
     def running(self) -> int:
         return sum(self._running.values())
 
+    @property
+    def busy(self) -> int:
+        """Requests that are begun and not acknowledged."""
+        return len(self._held) - sum(self._waiting)
+
     # --- taking ------------------------------------------------------------------------------------------
 
     async def _take(self, rank: int) -> None:
@@ -135,7 +141,7 @@ class Dispatcher:
             for model, window in list(self._windows.items()):
                 pace = self._paces.setdefault(model, Pace())
                 limit = pace.limit(self._room(model), now)
-                while len(window) and self._running.get(model, 0) < limit and not self._draining:
+                while len(window) and self._running.get(model, 0) < limit and self._may_begin():
                     self._start(window.pop(), pace)
                 if not len(window) and not self._running.get(model):
                     del self._windows[model]
@@ -145,6 +151,10 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):  # room that others leave is looked for
                 async with asyncio.timeout(ROUND_S if self._windows else None):
                     await self._changed.wait()
+
+    def _may_begin(self) -> bool:
+        """Not while we drain, nor while the store takes results more slowly than they are made."""
+        return not self._draining and self.busy - self.running < STORING
 
     def _room(self, model: str) -> int:
         """This service's share of the workers' room."""
@@ -166,6 +176,7 @@ class Dispatcher:
 
     def _start(self, entry: Entry, pace: Pace) -> None:
         self._running[entry.model] = self._running.get(entry.model, 0) + 1
+        entry.runs = True
         self._begun(entry)
         self._group.create_task(self._run(entry, pace))
 
@@ -189,12 +200,19 @@ class Dispatcher:
                 await patiently(lambda: queue.done(entry.msg))
             self._drop(entry)
         finally:
+            self._leave(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        """Its place among those that run is free; its result may still be on the way to the store."""
+        if entry.runs:
+            entry.runs = False
             self._running[entry.model] -= 1
             self._changed.set()
 
     def _drop(self, entry: Entry) -> None:
         del self._held[entry.seq]
         self._held_bytes -= len(entry.msg.data)
+        self._changed.set()
         for begun in self._taken:
             begun.set()
 
@@ -216,6 +234,7 @@ class Dispatcher:
                 result = await self._runner.run(item, names.PRIORITIES[entry.priority], pace)
             except JobOver:
                 return "dropped"
+            self._leave(entry)
             pace.succeeded(self._room(entry.model))
         if not await self._outlet.store(item, result):
             return "repeated"

@@ -91,7 +91,7 @@ class BatchService:
         """Ends the requests that run; others go on with those that wait."""
         await self._dispatcher.drain()
         until = time.monotonic() + grace_s
-        while self._dispatcher.running and time.monotonic() < until:
+        while self._dispatcher.busy and time.monotonic() < until:
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:

@@ -22,6 +22,7 @@ class Entry:
     msg: Msg = field(compare=False)  # the newest delivery, to acknowledge
     priority: int = field(compare=False, default=0)  # smaller goes first
     redelivered: bool = field(compare=False, default=False)
+    runs: bool = field(compare=False, default=False)  # it counts among those that run
 
 
 class Window:
