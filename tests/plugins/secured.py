@@ -28,14 +28,23 @@ class SecuredNats:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._log = folder / "nats.log"
-        command = [str(find_binary()), "--config", str(folder / "nats" / "nats.conf"), "--port", "-1"]
-        command += ["--http_port", "-1", "--ports_file_dir", str(folder), "--log", str(self._log)]
+        self._start("-1")
+
+    def _start(self, port: str) -> None:
+        command = [str(find_binary()), "--config", str(self.folder / "nats" / "nats.conf"), "--port", port]
+        command += ["--http_port", "-1", "--ports_file_dir", str(self.folder), "--log", str(self._log)]
         self.process = subprocess.Popen([*command, "--addr", "127.0.0.1"], stdout=subprocess.DEVNULL)
         try:
             self.address = self._wait()
         except BaseException:
             self.process.kill()
             raise
+
+    def restart(self) -> None:
+        """Killed, and started again on the same port."""
+        self.process.kill()
+        self.process.wait(10)
+        self._start(self.address.rpartition(":")[2])
 
     @property
     def url(self) -> str:

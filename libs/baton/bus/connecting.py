@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,6 +21,7 @@ from baton.protocol.codec import MAX_MESSAGE_BYTES
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2
+CLOSE_S = 0.5
 
 ErrorCallback = Callable[[Exception], Awaitable[None]]
 
@@ -66,7 +68,9 @@ async def connect_client(
             client._error_cb = error
             return client
         client.abort()
-        await client.close()
+        with contextlib.suppress(TimeoutError):  # after a TLS handshake that failed it would wait for ever
+            async with asyncio.timeout(CLOSE_S):
+                await client.close()
         if cause is None:
             raise BusRefused(
                 f"the NATS server at {place} takes messages of {client.max_payload} bytes at most,"

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import secrets
 import socket
+import ssl
 
 from baton.kvcache import wire
 from baton.kvcache.pull import BlockSource
+from baton.kvcache.stream import PeerTls, Stream, accepted
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +23,14 @@ class BlockServer:
     """Answers requests for blocks of one source, over TCP."""
 
     def __init__(
-        self, source: BlockSource, *, secret: str, epoch: int, keep_s: float = 300.0, idle_s: float = 10.0
+        self,
+        source: BlockSource,
+        *,
+        secret: str,
+        epoch: int,
+        keep_s: float = 300.0,
+        idle_s: float = 10.0,
+        tls: PeerTls | None = None,
     ) -> None:
         """Serves `source`.
 
@@ -30,6 +39,7 @@ class BlockServer:
             epoch: the owner's; a receiver that wants another one is turned away.
             keep_s: how long a connection may lie unused.
             idle_s: how long a receiver may take no bytes in the middle of an answer.
+            tls: with it, receivers must speak TLS and show a certificate.
         """
         if len(secret) < 16:
             raise ValueError("a secret takes at least 16 characters: use secrets.token_hex")
@@ -38,6 +48,7 @@ class BlockServer:
         self._epoch = epoch
         self._keep_s = keep_s
         self._idle_s = idle_s
+        self._tls = tls
         self.connections = 0  # open now
         self._serving: asyncio.Task[None] | None = None
 
@@ -93,11 +104,15 @@ class BlockServer:
             with sock:
                 sock.setblocking(False)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                block_bytes = await self._shake_hands(sock, peer)
+                async with asyncio.timeout(_HANDSHAKE_S):
+                    stream = await accepted(sock, self._tls)
+                block_bytes = await self._shake_hands(stream, peer)
                 while block_bytes:
                     async with wire.IdleTimeout(self._keep_s) as timeout:
-                        request = await wire.receive_frame(sock, wire.Request, timeout)
-                    await self._answer(sock, request, block_bytes)
+                        request = await wire.receive_frame(stream, wire.Request, timeout)
+                    await self._answer(stream, request, block_bytes)
+        except ssl.SSLError as error:
+            log.warning("block server: %s fails at TLS: %s", peer, error)
         except wire.BadFrame as error:
             log.warning("block server: %s sent %s; closed", peer, error)
         except (OSError, TimeoutError) as error:  # the receiver left or is too slow: its own pull fails
@@ -105,18 +120,17 @@ class BlockServer:
         finally:
             self.connections -= 1
 
-    async def _shake_hands(self, sock: socket.socket, peer: str) -> int:
+    async def _shake_hands(self, stream: Stream, peer: str) -> int:
         """The receiver's block size in bytes; 0 if it was turned away."""
-        loop = asyncio.get_running_loop()
         async with asyncio.timeout(_HANDSHAKE_S), wire.IdleTimeout(_HANDSHAKE_S) as timeout:
-            hello = await wire.receive_frame(sock, wire.Hello, timeout)
+            hello = await wire.receive_frame(stream, wire.Hello, timeout)
             if (hello.magic, hello.version) != (wire.MAGIC, wire.VERSION):
                 raise wire.BadFrame(f"protocol {hello.magic!r} {hello.version}")
             nonce = secrets.token_bytes(wire.NONCE_BYTES)
             mine = wire.proof(self._secret, "owner", hello, nonce)
-            await loop.sock_sendall(sock, wire.pack(wire.Challenge(nonce=nonce, proof=mine)))
+            await stream.send(wire.pack(wire.Challenge(nonce=nonce, proof=mine)))
             try:
-                shown = await wire.receive_frame(sock, wire.Proof, timeout)
+                shown = await wire.receive_frame(stream, wire.Proof, timeout)
             except ConnectionError:  # an honest receiver leaves when our proof is not what it expects
                 log.warning("block server: %s left unproven; another secret?", peer)
                 return 0
@@ -125,15 +139,14 @@ class BlockServer:
                 welcome = wire.Welcome(kind="refused", message="wrong secret")
             elif hello.epoch != self._epoch:
                 welcome = wire.Welcome(kind="mismatch", message=f"epoch is {self._epoch}, not {hello.epoch}")
-            await loop.sock_sendall(sock, wire.pack(welcome))
+            await stream.send(wire.pack(welcome))
         if welcome.kind:
             log.warning("block server: %s refused: %s", peer, welcome.message)
             return 0
         return hello.block_bytes
 
-    async def _answer(self, sock: socket.socket, request: wire.Request, block_bytes: int) -> None:
+    async def _answer(self, stream: Stream, request: wire.Request, block_bytes: int) -> None:
         """Sends the blocks asked for, each looked up before and after: it may be overwritten in between."""
-        loop = asyncio.get_running_loop()
         before = b""  # the last block's trailer goes out together with the next one's header
         async with wire.IdleTimeout(self._idle_s) as timeout:
             for slot, generation in request.blocks:
@@ -143,14 +156,14 @@ class BlockServer:
                     status = wire.Status.STALE
                 elif len(view) != block_bytes:
                     status = wire.Status.MISMATCH
-                await loop.sock_sendall(sock, before + wire.HEADER.pack(slot, generation, status))
+                await stream.send(before + wire.HEADER.pack(slot, generation, status))
                 if view is None or status is not wire.Status.OK:
                     before = b""
                     continue
                 for at in range(0, block_bytes, _SEND_SLICE):
                     piece = view[at : at + _SEND_SLICE]
-                    await loop.sock_sendall(sock, piece)
+                    await stream.send(piece)
                     await timeout.progress(len(piece))
                 stands = self._source.resolve(slot, generation) is not None
                 before = wire.TRAILER.pack(wire.Status.OK if stands else wire.Status.STALE)
-            await loop.sock_sendall(sock, before)
+            await stream.send(before)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from baton.kvcache import wire
 from baton.kvcache.pool import checksum
 from baton.kvcache.pull import Destination, Kind, PullError, damaged, stale
+from baton.kvcache.stream import PeerTls, Stream, connected
 from baton.protocol.handoff import BlockRef
 
 _KINDS: dict[str, Kind] = {"refused": "refused", "mismatch": "mismatch"}
@@ -22,12 +23,19 @@ _MAX_PEERS = 64
 class Connection:
     """One authenticated connection to a peer's `BlockServer`. One pull at a time."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
 
     @classmethod
     async def open(
-        cls, host: str, port: int, secret: str, epoch: int, block_bytes: int, idle_s: float
+        cls,
+        host: str,
+        port: int,
+        secret: str,
+        epoch: int,
+        block_bytes: int,
+        idle_s: float,
+        tls: PeerTls | None = None,
     ) -> Connection:
         """Connects and shakes hands.
 
@@ -38,11 +46,12 @@ class Connection:
         async with wire.IdleTimeout(idle_s) as timeout:
             sock = await _connect(host, port)
             try:
-                await _shake_hands(sock, secret, epoch, block_bytes, timeout)
+                stream = await connected(sock, tls)
+                await _shake_hands(stream, secret, epoch, block_bytes, timeout)
             except BaseException:
                 sock.close()
                 raise
-        return cls(sock)
+        return cls(stream)
 
     async def fetch(
         self, refs: Sequence[BlockRef], into: Destination, dest: Sequence[int], idle_s: float
@@ -63,7 +72,7 @@ class Connection:
 
     async def _ask(self, refs: list[BlockRef]) -> None:
         request = wire.Request(blocks=[(ref.slot, ref.generation) for ref in refs])
-        await asyncio.get_running_loop().sock_sendall(self._sock, wire.pack(request))
+        await self._stream.send(wire.pack(request))
 
     async def _receive(
         self,
@@ -74,7 +83,7 @@ class Connection:
         timeout: wire.IdleTimeout,
     ) -> None:
         head = memoryview(bytearray(wire.TRAILER_AND_HEADER.size))
-        await wire.receive_into(self._sock, head[1:], timeout)
+        await wire.receive_into(self._stream, head[1:], timeout)
         for index in piece:
             ref, target = refs[index], into.view(dest[index])
             slot, generation, status = wire.HEADER.unpack(head[1:])
@@ -84,15 +93,15 @@ class Connection:
                 raise PullError("mismatch", f"the owner's blocks have not {len(target)} bytes", done=index)
             if status != wire.Status.OK:
                 raise stale(ref, index)
-            await wire.receive_into(self._sock, target, timeout)
-            await wire.receive_into(self._sock, head[:1] if index == piece[-1] else head, timeout)
+            await wire.receive_into(self._stream, target, timeout)
+            await wire.receive_into(self._stream, head[:1] if index == piece[-1] else head, timeout)
             if head[0] != wire.Status.OK:
                 raise stale(ref, index)
             if checksum(target) != ref.checksum:
                 raise damaged(ref, index)
 
     def close(self) -> None:
-        self._sock.close()
+        self._stream.close()
 
 
 async def _connect(host: str, port: int) -> socket.socket:
@@ -115,9 +124,8 @@ async def _connect(host: str, port: int) -> socket.socket:
 
 
 async def _shake_hands(
-    sock: socket.socket, secret: str, epoch: int, block_bytes: int, timeout: wire.IdleTimeout
+    stream: Stream, secret: str, epoch: int, block_bytes: int, timeout: wire.IdleTimeout
 ) -> None:
-    loop = asyncio.get_running_loop()
     hello = wire.Hello(
         magic=wire.MAGIC,
         version=wire.VERSION,
@@ -125,13 +133,13 @@ async def _shake_hands(
         block_bytes=block_bytes,
         nonce=secrets.token_bytes(wire.NONCE_BYTES),
     )
-    await loop.sock_sendall(sock, wire.pack(hello))
-    challenge = await wire.receive_frame(sock, wire.Challenge, timeout)
+    await stream.send(wire.pack(hello))
+    challenge = await wire.receive_frame(stream, wire.Challenge, timeout)
     if not wire.same(challenge.proof, wire.proof(secret, "owner", hello, challenge.nonce)):
         raise PullError("refused", "the peer does not know the secret that came with its blocks")
     answer = wire.Proof(proof=wire.proof(secret, "receiver", hello, challenge.nonce))
-    await loop.sock_sendall(sock, wire.pack(answer))
-    welcome = await wire.receive_frame(sock, wire.Welcome, timeout)
+    await stream.send(wire.pack(answer))
+    welcome = await wire.receive_frame(stream, wire.Welcome, timeout)
     if welcome.kind:
         raise PullError(_KINDS.get(welcome.kind, "refused"), welcome.message)
 
@@ -154,8 +162,9 @@ class _Peer:
 class Connections:
     """Connections kept and reused, bounded for each peer and in all."""
 
-    def __init__(self, idle_s: float) -> None:
+    def __init__(self, idle_s: float, tls: PeerTls | None = None) -> None:
         self._idle_s = idle_s
+        self._tls = tls
         self._peers: OrderedDict[tuple[str, int, str, int, int], _Peer] = OrderedDict()
 
     async def pull(
@@ -204,7 +213,7 @@ class Connections:
                 return
             except ConnectionError:  # closed by the peer while it lay idle: it may still take a new one
                 continue
-        await self._fetch(peer, await Connection.open(*key, self._idle_s), refs, into, dest)
+        await self._fetch(peer, await Connection.open(*key, self._idle_s, self._tls), refs, into, dest)
 
     async def _fetch(
         self,

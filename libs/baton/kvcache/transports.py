@@ -9,6 +9,7 @@ from pathlib import Path
 from baton.kvcache.pull import BlockSource, Destination, PullError, PullStats
 from baton.kvcache.server import BlockServer
 from baton.kvcache.shm import SharedMemory, host_id, try_map
+from baton.kvcache.stream import PeerTls
 from baton.kvcache.tcp import Connections
 from baton.protocol.handoff import Address, BlockRef
 
@@ -16,6 +17,7 @@ __all__ = [
     "BlockServer",
     "BlockSource",
     "Destination",
+    "PeerTls",
     "PullError",
     "PullStats",
     "Puller",
@@ -37,6 +39,7 @@ class Transports:
         shm_dir: Path | str,
         transports: Sequence[str] = ("shm", "tcp"),
         idle_s: float = 5.0,
+        tls: PeerTls | None = None,
     ) -> None:
         """Uses the transports named.
 
@@ -44,11 +47,12 @@ class Transports:
             shm_dir: where this host's pools lie.
             transports: what this side is willing to use.
             idle_s: how long a peer may be silent before a pull fails.
+            tls: for TCP, to peers that speak it as well.
         """
         self._host = host_id(shm_dir) if "shm" in transports else ""
         self._transports = frozenset(transports)
         self._memory = SharedMemory()
-        self._connections = Connections(idle_s)
+        self._connections = Connections(idle_s, tls)
 
     async def pull(
         self,
@@ -118,10 +122,11 @@ class Puller:
         shm_dir: Path | str,
         transports: Sequence[str] = ("shm", "tcp"),
         idle_s: float = 5.0,
+        tls: PeerTls | None = None,
     ) -> None:
         """Pulls into `into`; for the rest see `Transports`."""
         self._into = into
-        self._transports = Transports(shm_dir=shm_dir, transports=transports, idle_s=idle_s)
+        self._transports = Transports(shm_dir=shm_dir, transports=transports, idle_s=idle_s, tls=tls)
 
     async def pull(
         self, address: Address, secret: str, epoch: int, refs: Sequence[BlockRef], dest: Sequence[int]

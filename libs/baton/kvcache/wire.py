@@ -16,13 +16,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import hmac
-import socket
 import struct
 from typing import Annotated, Any, TypeVar
 
 import msgpack
 import msgspec
 from msgspec import Meta
+
+from baton.kvcache.stream import Stream
 
 MAGIC = "baton-blocks"
 VERSION = 1
@@ -141,35 +142,34 @@ class IdleTimeout:
             await asyncio.sleep(0)
 
 
-async def receive_into(sock: socket.socket, view: memoryview, timeout: IdleTimeout) -> None:
-    """Fills `view` with the next bytes of `sock`.
+async def receive_into(stream: Stream, view: memoryview, timeout: IdleTimeout) -> None:
+    """Fills `view` with the next bytes of `stream`.
 
     Raises:
         ConnectionResetError: the peer closed first.
         TimeoutError: from the enclosing `timeout`, when nothing comes.
     """
-    loop = asyncio.get_running_loop()
     got = 0
     while got < len(view):
-        count = await loop.sock_recv_into(sock, view[got:])
+        count = await stream.receive_into(view[got:])
         if not count:
             raise ConnectionResetError("the peer closed the connection")
         got += count
         await timeout.progress(count)
 
 
-async def receive_frame(sock: socket.socket, kind: type[F], timeout: IdleTimeout) -> F:
-    """The next frame of `sock`.
+async def receive_frame(stream: Stream, kind: type[F], timeout: IdleTimeout) -> F:
+    """The next frame of `stream`.
 
     Raises:
         BadFrame: too large, or none of `kind`.
         ConnectionResetError, TimeoutError: as `receive_into`.
     """
     head = bytearray(LENGTH.size)
-    await receive_into(sock, memoryview(head), timeout)
+    await receive_into(stream, memoryview(head), timeout)
     (length,) = LENGTH.unpack(head)
     if length > MAX_FRAME:
         raise BadFrame(f"a frame of {length} bytes, at most {MAX_FRAME}")
     body = bytearray(length)
-    await receive_into(sock, memoryview(body), timeout)
+    await receive_into(stream, memoryview(body), timeout)
     return unpack(body, kind)

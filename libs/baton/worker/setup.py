@@ -10,12 +10,13 @@ import msgspec
 
 from baton.bus.address import own_address
 from baton.config.settings import WorkerSettings
+from baton.config.tls import TlsError
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.kvcache.pool import KvPool, PoolError, remove_stale
 from baton.kvcache.store_client import StoreClient
-from baton.kvcache.transports import BlockServer, Puller, host_id
+from baton.kvcache.transports import BlockServer, PeerTls, Puller, host_id
 from baton.protocol.handoff import Address
 from baton.protocol.liveness import ModelInfo
 from baton.runner.base import Runner
@@ -67,12 +68,16 @@ async def open_transports(
     """Opens what the settings allow: the pool's file for peers of this host, TCP for the others.
 
     Raises:
-        StartupError: the TCP port is taken.
+        StartupError: the TCP port is taken, or TLS files cannot be used.
     """
     settings = host.settings.worker
     secret = secrets.token_hex(16)
-    puller = Puller(pool, shm_dir=settings.shm_dir, transports=settings.transports)
-    server = BlockServer(pool, secret=secret, epoch=host.epoch)
+    try:
+        tls = PeerTls.of(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    except TlsError as error:
+        raise StartupError(str(error)) from error
+    puller = Puller(pool, shm_dir=settings.shm_dir, transports=settings.transports, tls=tls)
+    server = BlockServer(pool, secret=secret, epoch=host.epoch, tls=tls)
     port, bound = 0, settings.tcp_host
     if "tcp" in settings.transports:
         try:

@@ -40,6 +40,7 @@ from baton_services.gateway.readers import Readers
 from baton_services.gateway.responses.handlers import Responses
 from baton_services.gateway.responses.live import LiveResponses
 from baton_services.gateway.responses.store import ResponseStore
+from baton_services.gateway.tls import https
 
 log = get_logger(__name__)
 
@@ -56,9 +57,9 @@ class GatewayService:
         self._exchanges = Exchanges(host.bus, host.directory)
         self._live_responses = LiveResponses(host, self._exchanges)
         self._runner: web.AppRunner | None = None
+        self._batch = BatchApi(host)
         self._created = int(time.time())
         settings = host.settings.gateway
-        self._batch = BatchApi(host)
         try:
             self._keys = keys.Keys(settings.api_key, settings.keys_file)
             self._cors = Cors(settings.cors)
@@ -72,7 +73,7 @@ class GatewayService:
         """Opens the inbox, then the port.
 
         Raises:
-            StartupError: the port cannot be had.
+            StartupError: the port cannot be had, or TLS files cannot be used.
         """
         host, settings = self._host, self._host.settings.gateway
         reply_to = subjects.text(host.id, host.epoch)
@@ -100,7 +101,9 @@ class GatewayService:
             keepalive_timeout=settings.idle_s,
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, settings.host, settings.port, backlog=1_024)
+        site = web.TCPSite(
+            self._runner, settings.host, settings.port, backlog=1_024, ssl_context=https(settings)
+        )
         try:
             await site.start()
         except OSError as error:
@@ -159,20 +162,21 @@ class GatewayService:
             messages.routes(app.router, prefix)
             app.router.add_get(prefix + "/models", self._models)
             app.router.add_get(prefix + "/models/{model:.+}", self._model)
+        self._batch.mount(app)
         page = Page(self._host.directory, self._exchanges)
         app.router.add_get("/", page.show)
         app.router.add_get("/cluster", page.cluster)
         app.router.add_get("/openapi.json", OpenApi().show)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
-        self._batch.mount(app)
         app.router.add_get("/metrics", self._metrics_text)
         return app
 
     def _url(self) -> str:
         assert self._runner is not None
         host, port = self._runner.addresses[0][:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self._host.settings.gateway.tls_cert else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def _serve_control(self, inbox: Inbox, group: asyncio.TaskGroup) -> None:
         async for delivery in inbox:

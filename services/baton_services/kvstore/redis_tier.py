@@ -45,12 +45,16 @@ Failures = (RedisError, OSError, TimeoutError)
 class RedisTier:
     """Blocks in Redis, shared by the stores of all hosts."""
 
-    def __init__(self, url: str, *, capacity: int, ttl_s: int, metrics: KvStoreMetrics) -> None:
+    def __init__(self, url: str, *, capacity: int, ttl_s: int, metrics: KvStoreMetrics, ca: str = "") -> None:
         """Connects at the first use.
+
+        Args:
+            ca: for rediss://, the CA that the server's certificate is checked against; empty: the system's.
 
         Raises:
             ValueError: `url` is not a Redis URL. The text does not hold it: it may hold a password.
         """
+        tls = {"ssl_ca_certs": ca} if ca and url.startswith("rediss://") else {}
         try:
             pool = redis.asyncio.BlockingConnectionPool.from_url(
                 url,
@@ -58,6 +62,7 @@ class RedisTier:
                 timeout=READ_S,
                 socket_connect_timeout=READ_S,
                 retry=Retry(NoBackoff(), 0),
+                **tls,
             )
         except ValueError as error:
             raise ValueError("kvstore.redis_url is not redis://[:password@]host:port/db") from error

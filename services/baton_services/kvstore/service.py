@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from baton.bus.address import own_address
 from baton.bus.inbox import Delivery, Inbox
-from baton.kvcache.transports import BlockServer, Transports
+from baton.config.tls import TlsError
+from baton.kvcache.transports import BlockServer, PeerTls, Transports
 from baton.protocol.base import unpack_hashes
 from baton.protocol.handoff import Address
 from baton.protocol.kvevents import StoreFound, StoreLookup, StoreOffer
@@ -53,8 +54,13 @@ class KvStore:
         self._ram = RamTier(ram_mb * MB)
         self._redis: RedisTier | None = None
         self._secret = secrets.token_hex(16)
-        self._server = BlockServer(self._ram, secret=self._secret, epoch=host.epoch)
-        self._transports = Transports(shm_dir=host.settings.worker.shm_dir)
+        worker = host.settings.worker
+        try:
+            tls = PeerTls.of(worker.tls_ca, worker.tls_cert, worker.tls_key)
+        except TlsError as error:
+            raise StartupError(str(error)) from error
+        self._server = BlockServer(self._ram, secret=self._secret, epoch=host.epoch, tls=tls)
+        self._transports = Transports(shm_dir=worker.shm_dir, tls=tls)
         self._intake = Intake(self._transports, self._ram, self._metrics, self._stored)
         self._address = Address(host="", transports=["tcp"])
         self._slow = 0
@@ -76,6 +82,7 @@ class KvStore:
                     capacity=settings.redis_mb * MB,
                     ttl_s=settings.redis_ttl_s,
                     metrics=self._metrics,
+                    ca=settings.redis_ca,
                 )
             bound = await asyncio.to_thread(own_address, settings.tcp_host, self._host.settings.bus.url)
             port = await self._server.start(bound, settings.tcp_port)
