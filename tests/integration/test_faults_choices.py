@@ -127,6 +127,7 @@ async def test_a_draining_prefill_worker_gives_them_back(cluster: Cluster) -> No
     assert (await cluster.gateway.ended(busy)).failure is None
 
 
+@pytest.mark.slow  # test_engine_forks has its like
 async def test_pools_too_small_for_all(cluster: Cluster) -> None:
     await add(cluster, Role.PREFILL, Role.DECODE, kv_memory_mb=1, mock__block_bytes=32_768)
     sets = [await send(cluster) for _ in range(3)]
@@ -160,6 +161,7 @@ async def test_all_are_cancelled_while_the_prompt_is_read(cluster: Cluster) -> N
     await cluster.rig.clean()
 
 
+@pytest.mark.slow  # waits until the others are missed
 async def test_the_first_is_cancelled_while_the_prompt_is_read(cluster: Cluster) -> None:
     """No client does that; the others are begun again."""
     (first,) = await add(cluster, Role.PREFILL, mock__token_us=5_000, max_batch_tokens=16)
