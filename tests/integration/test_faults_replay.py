@@ -123,6 +123,21 @@ async def cluster(nats_server: Any, tmp_path: Path) -> AsyncIterator[Cluster]:
         listening.cancel()
 
 
+async def test_a_request_sent_twice_runs_once_and_harms_nobody(cluster: Cluster) -> None:
+    for role in (Role.PREFILL, Role.DECODE):
+        await cluster.rig.add(role, **SLOW)
+    await cluster.ready(2)
+    name, other = await cluster.gateway.send(), await cluster.gateway.send(tokens=prompt(80, 1))
+    live = cluster.live(name)
+    for _ in range(3):
+        await cluster.gateway.bus.call(
+            cluster.tokenizer.host.subject, live.generate, Codec(Accepted, Rejected), timeout_s=2.0
+        )
+    assert cluster.live(name) is live
+    await cluster.gateway.right(name)
+    await cluster.gateway.right(other, tokens=prompt(80, 1))
+
+
 async def test_a_lost_decode_worker_costs_a_pause_and_no_attempt(cluster: Cluster) -> None:
     for role in (Role.PREFILL, Role.DECODE, Role.DECODE, Role.DECODE):
         await cluster.rig.add(role, **SLOW)

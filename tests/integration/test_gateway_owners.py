@@ -119,3 +119,22 @@ async def test_no_longer_than_to_the_deadline(gateway: Gateway) -> None:
         assert isinstance(failure, Failure)
         raise RequestError(failure)
     assert 1.0 < time.monotonic() - began < 4.0
+
+
+async def test_a_model_is_listed_once_it_can_be_reached(nats_server: Any, tmp_path: Path) -> None:
+    """A tokenizer alone is of no use: until a router can place, the model is unknown."""
+    async with running(nats_server, tmp_path) as rig:
+        bus = rig.player.bus
+        directory = Directory(bus, model=rig.model)
+        made = Exchanges(bus, directory)
+        following = asyncio.create_task(directory.run())
+        await rig.serve(Role.TOKENIZER, TokenizerService)
+        await rig.add(Role.DECODE)
+        await until(lambda: len(directory.live(Role.TOKENIZER)) == 1)
+        assert not made.models()
+        with pytest.raises(RequestError) as refused:
+            await made.open([Generate(request="r", model="mock", reply_to="nobody")], [lambda: None])
+        assert refused.value.failure.code is Code.NO_WORKER
+        await rig.serve(Role.ROUTER, RouterService)
+        await until(lambda: "mock" in made.models(), 5.0)
+        following.cancel()

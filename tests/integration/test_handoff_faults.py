@@ -328,7 +328,12 @@ async def test_an_offer_and_its_cancel_in_one_breath_leave_nothing(rig: Rig) -> 
 
 
 async def test_two_hundred_cancelled_at_random_moments(rig: Rig) -> None:
+    """Each of them twice, as a client's library that loses patience does it. No task is left either."""
     prefill, decode = await rig.pair(kv_memory_mb=2, mock__token_us=20)
+    await rig.player.run(prefill, "first", prompt(40, 999), SamplingParams(max_tokens=4), decode=decode)
+    await rig.player.result("first")
+    await rig.clean()
+    tasks = len(asyncio.all_tasks())
 
     async def one(index: int) -> None:
         await asyncio.sleep(index * 0.004)
@@ -339,9 +344,12 @@ async def test_two_hundred_cancelled_at_random_moments(rig: Rig) -> None:
             return
         await asyncio.sleep((index * 37 % 100) / 400)
         await rig.player.cancel(name, prefill, decode)
+        await asyncio.sleep(0.01)
+        await rig.player.cancel(name, decode, prefill)
 
     await asyncio.gather(*(one(index) for index in range(200)))
     await rig.clean(timeout_s=3.0)
+    await until(lambda: len(asyncio.all_tasks()) <= tasks, 3.0, lambda: asyncio.all_tasks())
 
 
 @pytest.mark.parametrize("stage", [prefilling, transferring, decoding])

@@ -75,6 +75,10 @@ async def test_each_role_is_served_by_the_other_when_its_last_worker_is_gone(clu
         await router.until(lambda: router.service._view.workers.keys() == {"d"})
         alone = await router.place()
         assert alone.prefill is None and alone.decode.id == "d"
+        await prefill.announce(state=State.READY, epoch=2)
+        await knows(router, "p", "d")
+        both = await router.place()  # and each does its own work again
+        assert both.prefill is not None and (both.prefill.id, both.decode.id) == ("p", "d")
 
 
 async def test_one_that_waits_is_placed_when_a_heartbeat_or_an_end_makes_room(cluster: Cluster) -> None:

@@ -85,6 +85,17 @@ def test_an_assignment_that_never_arrives_expires() -> None:
     assert not cluster.outstanding and figures(view) == (0, 0, 0)
 
 
+def test_what_has_arrived_weighs_however_long_it_runs() -> None:
+    cluster = ClusterView()
+    cluster.heard(beat("d"))
+    view = only(cluster)
+    cluster.assign(view, ("r", 0), assignment(at=10.0))
+    cluster.heard(beat("d", seq=2, load=Load(running=1, placements=[("r", 0)])))
+    before = figures(view)
+    cluster.expire(10.0 + 86_400)
+    assert figures(view) == before and ("r", 0) in view.taken
+
+
 def test_the_same_placement_assigned_again_weighs_once() -> None:
     cluster = ClusterView()
     cluster.heard(beat("d"))
