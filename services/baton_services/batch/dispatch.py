@@ -24,8 +24,8 @@ from baton_services.batch.window import Entry, Window
 
 log = get_logger(__name__)
 
-ACK_WAIT_S = 10.0  # a service that is killed holds its requests up for so long
-PROGRESS_S = 3.0
+ACK_WAIT_S = 5.0  # a service that is killed holds its requests up for so long
+PROGRESS_S = 1.5
 WINDOW = 512  # requests of a priority taken and not begun
 STORING = 256  # results on their way to the store
 WINDOW_BYTES = 64 * 2**20
