@@ -17,7 +17,7 @@ MAX_EXPLAINED = 2**20  # bytes: a larger body that is not JSON is not read a sec
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_at = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+_at = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _lacks = re.compile(r"required field `([^`]+)`")
 _surrogate = re.compile("[\ud800-\udfff]")
 

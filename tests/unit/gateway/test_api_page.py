@@ -9,7 +9,9 @@ import pytest
 
 from baton.protocol.errors import Code, Failure
 from baton_services.gateway.errors import OWN, HttpError
+from baton_services.gateway.messages.schema import MessagesRequest
 from baton_services.gateway.openapi.operations import OPERATIONS
+from baton_services.gateway.responses.schema import ResponseRequest
 from baton_services.gateway.schema import IGNORED, ChatRequest, CompletionRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
@@ -36,6 +38,16 @@ def test_every_parameter_is_listed_and_no_other(heading: str, kind: type) -> Non
     ignored = IGNORED if kind is ChatRequest else set()
     assert shared.keys() | own.keys() == {*kind.__struct_fields__} | ignored
     assert {cells[0] for cells in (shared | own).values()} <= {"honoured", "refused", "ignored"}
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("`POST /v1/responses`", ResponseRequest), ("`POST /v1/messages`", MessagesRequest)],
+)
+def test_every_parameter_of_the_translated_apis_is_listed(heading: str, kind: type) -> None:
+    own = rows(heading)
+    assert own.keys() == {*kind.__struct_fields__}
+    assert {cells[0] for cells in own.values()} <= {"honoured", "refused", "ignored"}
 
 
 def test_every_code_is_listed_with_its_status() -> None:
