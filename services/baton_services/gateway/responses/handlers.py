@@ -64,6 +64,9 @@ class Responses:
         with named(translate.renamed(places, bool(request.instructions))):
             plan = build.chat(chat, self._generator.envelope(http))
             id_, owner = f"resp_{http[REQUEST_ID]}", caller(http).owner
+            head = translate.head(request, id_)
+            if stored:
+                self._store.check(Record(head, known))
             with self._live.follow(id_, http[REQUEST_ID], owner) as live:
 
                 async def keep(response: Json) -> None:
@@ -72,7 +75,7 @@ class Responses:
                     live.ended.set_result(response)
 
                 shape = ResponseShape(
-                    translate.head(request, id_),
+                    head,
                     request=http[REQUEST_ID],
                     logprobs=translate.logprobs(request),
                     keep=keep,

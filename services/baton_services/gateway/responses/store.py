@@ -13,16 +13,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from baton.bus.connection import Bus, NoResponder
-from baton.bus.stored import AWAY, Stored, StoreError, Streams
+from baton.bus.stored import AWAY, Stored, StoreError, Streams, patiently
 from baton.telemetry.logs import get_logger
-from baton_services.gateway.errors import HttpError, refused
+from baton_services.gateway.errors import HttpError, invalid, refused
 from baton_services.gateway.responses.items import Json
 
 log = get_logger(__name__)
 
 BUCKET = "baton_responses"
 STREAM = f"KV_{BUCKET}"  # as NATS names the stream of a bucket
-MAX_RECORD = 4 * 2**20
+MAX_RECORD = 4 * 2**20  # bytes
+MAX_INPUT = MAX_RECORD // 2  # of it, so that there is room for an answer
+PAUSE_S = 2.0  # a bus away for so long is only a pause
+_AWAY = 'responses cannot be stored or read now; send "store": false to do without'
 _id = re.compile(r"resp_[0-9a-f]{32}")
 
 T = TypeVar("T")
@@ -66,15 +69,29 @@ class ResponseStore:
         """
         await self._use(self._nothing)
 
+    def check(self, record: Record) -> None:
+        """Whether a response of which only the input is there yet will be small enough to be stored.
+
+        Raises:
+            RequestError: it will not.
+        """
+        size = len(msgspec.json.encode(record))
+        if size > MAX_INPUT:
+            words = f"store: a request of {size >> 10} KB is too large to be stored; send store: false"
+            raise invalid(words, "store")
+
     async def put(self, owner: str, record: Record) -> None:
-        """Returns once it is on disk.
+        """Returns once it is on disk. Log-probabilities that would make it too large are left out.
 
         Raises:
             HttpError: 503, it cannot be stored.
         """
         data = msgspec.json.encode(record)
         if len(data) > MAX_RECORD:
-            raise refused("store_unavailable", f"a response of {len(data)} bytes is too large to be stored")
+            output = [_without_logprobs(item) for item in record.response["output"]]
+            data = msgspec.json.encode(Record({**record.response, "output": output}, record.items))
+        if len(data) > MAX_RECORD:
+            raise _unavailable(f"a response of {len(data) >> 10} KB is too large to be stored")
         subject = _subject(owner, record.response["id"])
         await self._use(lambda: self._streams.publish(subject, data))
 
@@ -104,7 +121,7 @@ class ResponseStore:
         await self._use(lambda: self._streams.purge(STREAM, subject))
 
     async def _use(self, work: Callable[[], Awaitable[T]]) -> T:
-        try:
+        async def once() -> T:
             await self._make()
             try:
                 return await work()
@@ -112,10 +129,15 @@ class ResponseStore:
                 self._made = False
                 await self._make()
                 return await work()
+
+        try:
+            return await patiently(once, for_s=PAUSE_S)
+        except NoResponder as error:
+            log.error("stored responses: no JetStream: start nats-server with -js, or set gateway.store_mb 0")
+            raise _unavailable(_AWAY) from error
         except AWAY as error:
             log.warning("stored responses: JetStream does not answer (%s)", error or type(error).__name__)
-            words = 'responses cannot be stored or read now; send "store": false to do without'
-            raise _unavailable(words) from error
+            raise _unavailable(_AWAY) from error
         except StoreError as error:
             log.error("stored responses: JetStream refuses: %s", error)
             raise _unavailable(f"responses cannot be stored here: {error}") from error
@@ -127,6 +149,12 @@ class ResponseStore:
 
     async def _nothing(self) -> None:
         """No more than to make the bucket."""
+
+
+def _without_logprobs(item: Json) -> Json:
+    if item["type"] != "message":
+        return item
+    return {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
 
 
 def _subject(owner: str, id_: str) -> str:
