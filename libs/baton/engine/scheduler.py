@@ -8,7 +8,7 @@ A step is filled in this order:
 
 Whoever is admitted gets blocks for all its known tokens at once, so only a decoding sequence ever needs
 another, one at a time. If there is none, the newest of the lowest class is pre-empted: it gives up its
-blocks (they stay cached) and waits ahead of what has never run. If that is the sequence itself, it pauses.
+blocks (they stay cached) and waits ahead of all others. If that is the sequence itself, it pauses.
 So the oldest of the highest class always goes on, and every sequence ends.
 
 A newcomer must leave a watermark: a free block for each running sequence, up to 1 % of the pool. A higher

@@ -123,8 +123,8 @@ class Sequence:
 
     @property
     def place_in_queue(self) -> tuple[int, int, int]:
-        """Waiting order: by class; in it what was pre-empted, ahead of what has never run."""
-        return (-self.priority, 0 if self.preemptions else 1, self.order)
+        """Waiting order: by class; in it what was pre-empted, then what a worker lost, then what is new."""
+        return (-self.priority, 0 if self.preemptions else 1 if self.attempt else 2, self.order)
 
     def append(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Take one more output token."""

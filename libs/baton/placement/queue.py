@@ -1,4 +1,4 @@
-"""The admission queue: placements that wait for room, by class, then by age."""
+"""The admission queue: placements that wait for room, by class; in it replays first, then by age."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from baton.placement.view import Key
 from baton.protocol.placing import Place, Placement
 
 T = TypeVar("T")
+Class = tuple[int, bool]  # priority, and whether it is a replay or a move
 
 
 @dataclass(slots=True)
@@ -23,7 +24,9 @@ class Waiting(Generic[T]):
 
 
 class AdmissionQueue(Generic[T]):
-    """Bounded. Higher classes first, older first within a class; a deadline is never overrun in silence.
+    """Bounded. Higher classes first; within one, what was placed before and lost its worker, then by age.
+
+    A deadline is never overrun in silence.
 
     When the first cannot be placed, later ones are still tried, so that a request too big for now does not
     hold up small ones; `patience` failed tries end a round, so that a round stays cheap however many wait.
@@ -32,8 +35,8 @@ class AdmissionQueue(Generic[T]):
     def __init__(self, limit: int, *, patience: int = 8) -> None:
         self._limit = limit
         self._patience = patience
-        self._classes: dict[int, dict[Key, Waiting[T]]] = {}  # by priority, each in order of arrival
-        self._class_of: dict[Key, int] = {}
+        self._classes: dict[Class, dict[Key, Waiting[T]]] = {}  # each in order of arrival
+        self._class_of: dict[Key, Class] = {}
         self._earliest = float("inf")  # no deadline is before this
 
     def __len__(self) -> int:
@@ -43,28 +46,28 @@ class AdmissionQueue(Generic[T]):
         """Queues a placement, or takes the newer word of one that waits; False when the queue is full."""
         key = (place.request, place.attempt)
         deadline = now + place.deadline_ms / 1000
-        priority = self._class_of.get(key)
-        if priority is not None:
-            known = self._classes[priority][key]
+        its_class = self._class_of.get(key)
+        if its_class is not None:
+            known = self._classes[its_class][key]
             known.place, known.reply, known.deadline = place, reply, deadline
         elif len(self._class_of) >= self._limit:
             return False
         else:
-            self._class_of[key] = place.priority
-            waiting = self._classes.setdefault(place.priority, {})
+            its_class = self._class_of[key] = (place.priority, place.attempt > 0)
+            waiting = self._classes.setdefault(its_class, {})
             waiting[key] = Waiting(place, now, deadline, reply)
         self._earliest = min(self._earliest, deadline)
         return True
 
     def remove(self, key: Key) -> Waiting[T] | None:
         """Takes one out, if it waits."""
-        priority = self._class_of.pop(key, None)
-        if priority is None:
+        its_class = self._class_of.pop(key, None)
+        if its_class is None:
             return None
-        waiting = self._classes[priority]
+        waiting = self._classes[its_class]
         entry = waiting.pop(key)
         if not waiting:
-            del self._classes[priority]
+            del self._classes[its_class]
         return entry
 
     def expired(self, now: float) -> list[Waiting[T]]:
@@ -104,5 +107,5 @@ class AdmissionQueue(Generic[T]):
         return taken
 
     def _all(self) -> Iterator[tuple[Key, Waiting[T]]]:
-        for priority in sorted(self._classes, reverse=True):
-            yield from self._classes[priority].items()
+        for its_class in sorted(self._classes, reverse=True):
+            yield from self._classes[its_class].items()

@@ -40,6 +40,13 @@ def test_higher_classes_first_older_first_within(asked: list[tuple[int, bool]]) 
     assert len(queue) == 0
 
 
+def test_what_lost_its_worker_goes_ahead_of_what_is_new_in_its_class() -> None:
+    queue = AdmissionQueue[str](10)
+    for name, attempt, priority in (("new", 0, 0), ("again", 3, 0), ("high", 0, 1), ("again too", 1, 0)):
+        queue.put(place(name, attempt=attempt, priority=priority), "", 0.0)
+    assert drained(queue) == ["high", "again", "again too", "new"]
+
+
 def test_bounded_and_one_that_waits_may_always_ask_again() -> None:
     queue = AdmissionQueue[str](2)
     assert queue.put(place("a"), "", 0.0) and queue.put(place("b"), "", 0.0)
