@@ -45,12 +45,13 @@ class Placer:
         # A prefill worker where this request failed is no better than none: decode can do it alone.
         prefillers = [view for view in prefillers if view.key not in ask.avoid]
         if not decoders or not prefillers or self._cheap(ask, decode):
-            self._book(decode, key, ask, now, compute=ask.tokens - ask.hit_tokens(decode))
+            compute = ask.tokens - ask.hit_tokens(decode)
+            self._book(decode, key, ask, now, compute=compute, choices=place.choices)
             return _answer(ask, decode, None, f"decode and prefill on {why}")
         prefill, why_prefill = score.pick(ask, prefillers, score.PREFILL_FILTERS, score.PREFILL)
         if prefill is None:
             return None
-        self._book(decode, key, ask, now, compute=0, offered=True)
+        self._book(decode, key, ask, now, compute=0, offered=True, choices=place.choices)
         compute = ask.tokens - ask.hit_tokens(prefill)
         self._book(prefill, key, ask, now, compute=compute, decodes=False)
         return _answer(ask, decode, prefill, f"prefill on {why_prefill}; decode on {why}")
@@ -74,9 +75,11 @@ class Placer:
         compute: int,
         offered: bool = False,
         decodes: bool = True,
+        choices: int = 1,
     ) -> None:
         expires = now + (UNOFFERED_S if offered else UNACKNOWLEDGED_S)
-        self._view.assign(view, key, Assignment(compute, ask.blocks(view), expires, decodes))
+        blocks = ask.blocks(view) + choices - 1  # they share all but the last one
+        self._view.assign(view, key, Assignment(compute, blocks, expires, decodes, choices))
 
 
 def _pick(

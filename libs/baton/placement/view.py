@@ -24,6 +24,7 @@ class Assignment(msgspec.Struct):
     blocks: int  # KV blocks it will hold
     expires: float  # when it counts as never arrived
     decodes: bool = True  # it stays there until the request ends
+    sequences: int = 1  # choices of one prompt
 
 
 class WorkerView:
@@ -105,6 +106,8 @@ class WorkerView:
         entry = self.taken.pop(key, None)
         if entry is not None:
             self.sequences -= 1
+            if entry.sequences > 1:
+                return  # the others may go on with the same blocks: the next heartbeat tells
             self.blocks_free = min(self.blocks_total, self.blocks_free + entry.blocks)
 
     def expire(self, now: float) -> None:
@@ -112,7 +115,7 @@ class WorkerView:
             self._weigh(self.assigned.pop(key), -1)
 
     def _weigh(self, entry: Assignment, sign: int) -> None:
-        self.sequences += sign
+        self.sequences += sign * entry.sequences
         self.queued_tokens += sign * entry.compute_tokens
         self.blocks_free -= sign * entry.blocks
 

@@ -28,6 +28,7 @@ class Place(Message):
     priority: int = 0
     deadline_ms: int = 600_000
     avoid: list[tuple[str, int]] = []
+    choices: int = 1  # sequences that it becomes where it decodes
     moving: bool = False  # its KV comes along: only where to decode is asked
 
 

@@ -1,4 +1,4 @@
-"""Getting a live request onto workers: place, run, and again when that fails."""
+"""Getting a live request onto workers, and again when that fails."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
-from baton.kvcache.hashing import chain, root_hash
-from baton.protocol.base import Message, pack_hashes
 from baton.protocol.codec import Codec
 from baton.protocol.errors import Code, Failure, RequestError
-from baton.protocol.liveness import Heartbeat, Role, WorkerInfo
-from baton.protocol.placing import Place, Placed, Placement, Target, Unreachable
+from baton.protocol.placing import Placement, Target, Unreachable
 from baton.protocol.request import Accepted, Rejected
 from baton.protocol.sequence import Fork
 from baton.protocol.work import Cancel, Ended, Move, Run
-from baton.telemetry.logs import get_logger
+from baton_services.tokenizer.placing import Placing
 
 if TYPE_CHECKING:
     from baton_services.tokenizer.live import LiveRequest
 
-log = get_logger(__name__)
-
-# A `Place` waits in the router's queue; asked again this often, so that a router's death is noticed.
-PLACE_ROUND_S = 2.0
-MOVE_PLACE_S = 1.0
 RUN_TIMEOUT_S = 0.5
-ROUTER_RETRY_S = 0.1
 PAUSE_S = 2.0  # a bus away for longer ends what is live
 BACKOFF_S = 0.05  # from the second setback in a row on, doubled each time
 BACKOFF_MOST_S = 1.0
@@ -44,7 +33,6 @@ COUNTED = {Code.TRANSFER_FAILED, Code.FINGERPRINT, Code.INTERNAL}
 # What a prefill worker says of the decode worker that it hands over to.
 OF_THE_RECEIVER = {Code.WORKER_LOST, Code.DECODE_FULL, Code.TRANSFER_FAILED, Code.FINGERPRINT}
 
-_placement_codec = Codec(Placement, Rejected)
 _accepted_codec = Codec(Accepted, Rejected)
 
 
@@ -60,7 +48,7 @@ class Dispatcher:
         self._directory = directory
         self._tokens_subject = tokens_subject
         self._max_attempts = max_attempts
-        self._info: WorkerInfo | None = None  # what workers are, as last seen
+        self._placing = Placing(bus, directory)
 
     async def dispatch(self, live: LiveRequest) -> None:
         """Returns once a worker has accepted the sequence, or the request is over.
@@ -83,7 +71,7 @@ class Dispatcher:
             await asyncio.sleep(min(BACKOFF_MOST_S, BACKOFF_S * 2 ** min(live.setbacks - 2, 10)))
         live.begin_attempt()
         started = time.monotonic()
-        live.placement = placement = await self._place(live)
+        live.placement = placement = await self._placing.place(live)
         live.timing.place_ms += (time.monotonic() - started) * 1000
         target = placement.prefill or placement.decode
         if live.over:
@@ -114,7 +102,7 @@ class Dispatcher:
             RequestError: too many have died under this request.
         """
         self._directory.exclude(target.id, target.epoch)
-        await self._tell_router(Unreachable(worker=target.id, epoch=target.epoch))
+        await self._placing.tell(Unreachable(worker=target.id, epoch=target.epoch))
         words = f"worker {target.id} was lost"
         if len(live.output) >= live.lost_at + PROGRESS:  # it has been at work since: it is no such request
             live.losses = 0
@@ -169,19 +157,14 @@ class Dispatcher:
         if placement is not None:
             message = Cancel(request=live.id, attempt=live.attempt, reason=reason)
             for target in filter(None, (placement.prefill, placement.decode)):
-                await self._publish(target.subject, message)
-        await self.placed(live.id, live.attempt)
+                await self._placing.publish(target.subject, message)
+        await self._placing.over(live.id, live.attempt)
 
     async def ended(self, live: LiveRequest) -> None:
         """The last token is here: its worker may forget the stream, the router the placement."""
         for leg in live.legs():
-            await self._publish(leg.subject, Ended(request=live.id, attempt=live.attempt))
-        await self.placed(live.id, live.attempt)
-
-    async def placed(self, request: str, attempt: int) -> None:
-        """Tells the router that a placement no longer weighs, or is no longer asked for."""
-        if attempt >= 0:
-            await self._tell_router(Placed(request=request, attempt=attempt))
+            await self._placing.publish(leg.subject, Ended(request=live.id, attempt=live.attempt))
+        await self._placing.over(live.id, live.attempt)
 
     async def move(self, live: LiveRequest) -> bool:
         """Has a sequence moved off its draining worker. False: nothing was done.
@@ -190,55 +173,24 @@ class Dispatcher:
             RequestError, BusDown: as `dispatch`; the attempt is withdrawn, and the request to be replayed.
         """
         (source,), attempt = live.legs(), live.attempt
-        target = await self._place_to_move(live, source)
+        target = await self._placing.place_elsewhere(live, source)
         if target is None:
             return False
         if live.over or live.attempt != attempt or live.placement is None:
-            await self.placed(live.id, attempt + 1)
+            await self._placing.over(live.id, attempt + 1)
             return False
         live.begin_attempt()
         live.placement = Placement(prefill=source, decode=target)  # either may hold it now
         order = Move(
             request=live.id, attempt=attempt, successor=live.attempt, target=target, start=len(live.output)
         )
-        await self.placed(live.id, attempt)
+        await self._placing.over(live.id, attempt)
         try:
             await self._bus.call(source.subject, order, _accepted_codec, timeout_s=RUN_TIMEOUT_S)
         except (NoResponder, CallTimeout, CallRejected, BusDown) as error:
             await self.withdraw(live, f"could not be moved: {error}")
         live.heard = live.progressed = time.monotonic()
         return True
-
-    async def _place_to_move(self, live: LiveRequest, source: Target) -> Target | None:
-        router, query = self._router(), self._query(live, int(MOVE_PLACE_S * 1000))
-        if router is None or query is None:
-            return None
-        query.attempt, query.moving = live.attempt + 1, True
-        query.avoid = [*live.avoid, (source.id, source.epoch)]
-        try:
-            reply = await self._bus.call(
-                router.subject, query, _placement_codec, timeout_s=MOVE_PLACE_S + RUN_TIMEOUT_S
-            )
-        except (NoResponder, CallTimeout, CallRejected, BusDown):
-            await self.placed(live.id, query.attempt)
-            return None
-        assert isinstance(reply, Placement)
-        if reply.decode.id != source.id:
-            return reply.decode
-        await self.placed(live.id, query.attempt)
-        return None
-
-    async def _publish(self, subject: str, message: Message) -> None:
-        """Sends what need not arrive: whoever misses it finds out otherwise."""
-        try:
-            await self._bus.publish(subject, message)
-        except BusDown:
-            log.debug("%s not sent: the bus is away", type(message).__name__)
-
-    async def _tell_router(self, message: Message) -> None:
-        router = self._router()
-        if router is not None:
-            await self._publish(router.subject, message)
 
     async def _bus_back(self) -> None:
         """Waits out a pause.
@@ -251,67 +203,6 @@ class Dispatcher:
                 await self._bus.up.wait()
         except TimeoutError as error:
             raise BusDown("the bus is away") from error
-
-    def _worker_info(self) -> WorkerInfo | None:
-        """What workers are (the oldest decode worker's word, else a prefill worker's), or were last."""
-        beats = [*self._directory.live(Role.DECODE), *self._directory.live(Role.PREFILL)]
-        self._info = next((beat.worker for beat in beats if beat.worker is not None), self._info)
-        return self._info
-
-    def _router(self) -> Heartbeat | None:
-        routers = self._directory.live(Role.ROUTER)
-        return routers[0] if routers else None
-
-    async def _place(self, live: LiveRequest) -> Placement:
-        while True:
-            now = time.monotonic()
-            left = live.remaining_ms(now)
-            if live.over:
-                raise RequestError.of(Code.CANCELLED, "cancelled")
-            if left <= 0:
-                raise RequestError.of(Code.DEADLINE, "no worker had room before the request's deadline")
-            router, query = self._router(), self._query(live, left)
-            if router is None or query is None:
-                await asyncio.sleep(min(ROUTER_RETRY_S, left / 1000))
-                continue
-            try:
-                reply = await self._bus.call(
-                    router.subject, query, _placement_codec, timeout_s=min(PLACE_ROUND_S, left / 1000)
-                )
-            except NoResponder:
-                self._directory.exclude(router.id, router.epoch)
-            except CallTimeout:
-                continue
-            except CallRejected as refusal:
-                if refusal.failure.code is not Code.DRAINING:  # the standby takes over
-                    raise RequestError(refusal.failure) from refusal
-                await asyncio.sleep(ROUTER_RETRY_S)
-            else:
-                assert isinstance(reply, Placement)
-                return reply
-
-    def _query(self, live: LiveRequest, left_ms: int) -> Place | None:
-        info = self._worker_info()
-        if info is None:
-            return None
-        known = live.prompt + live.output
-        known_ids = np.asarray(known, dtype=np.uint32)
-        hashes = chain(
-            root_hash(info.fingerprint, live.generate.cache_salt), known_ids, info.geometry.block_size
-        )
-        if live.unscored >= 0:  # no cache is read: none should attract it
-            hashes = hashes[:0]
-        return Place(
-            request=live.id,
-            attempt=live.attempt,
-            fingerprint=info.fingerprint,
-            tokens=len(known),
-            max_new_tokens=live.sampling.max_tokens - len(live.output),
-            hashes=pack_hashes(hashes),
-            priority=live.generate.priority,
-            deadline_ms=left_ms,
-            avoid=live.avoid,
-        )
 
     async def _run(
         self, live: LiveRequest, riders: list[LiveRequest], placement: Placement, target: Target

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_rig import beat, info
+from placement_rig import Rig, beat, info
 
 from baton.placement.view import (
     UNACKNOWLEDGED_S,
@@ -72,6 +72,18 @@ def test_a_prefill_leg_that_ended_before_the_request_frees_nothing_twice() -> No
     cluster.heard(beat("p", Role.PREFILL, seq=2, load=Load(running=1, blocks_used=3, placements=[("r", 0)])))
     cluster.placed(("r", 0))
     assert figures(view) == (1, 0, 3)
+
+
+def test_choices_of_a_prompt_weigh_as_many() -> None:
+    rig = Rig(beat("d", worker=info(100, slots=4)), beat("p", Role.PREFILL))
+    assert rig.ask("r", 100, choices=5) is not None
+    decode = next(view for view in rig.view.workers.values() if view.role is Role.DECODE)
+    assert figures(decode) == (5, 0, 11)  # seven blocks that they share, and one more for each other choice
+    assert rig.ask("s", 100) is None  # no place is left
+    load = Load(running=5, blocks_used=11, placements=[("r", 0)])
+    rig.view.heard(beat("d", seq=2, load=load, worker=info(100, slots=4)))
+    rig.view.placed(("r", 0))  # the first of them has ended
+    assert figures(decode) == (4, 0, 11)
 
 
 def test_an_assignment_that_never_arrives_expires() -> None:
