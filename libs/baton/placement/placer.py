@@ -31,6 +31,7 @@ class Placer:
             fingerprint=place.fingerprint,
             hits=self._index.hits(unpack_hashes(place.hashes).tolist()),
             avoid=frozenset((worker, epoch) for worker, epoch in place.avoid),
+            priority=place.priority,
         )
         key = (place.request, place.attempt)
         self._view.placed(key)  # asked again: not booked twice
@@ -79,7 +80,7 @@ class Placer:
     ) -> None:
         expires = now + (UNOFFERED_S if offered else UNACKNOWLEDGED_S)
         blocks = ask.blocks(view) + choices - 1  # they share all but the last one
-        self._view.assign(view, key, Assignment(compute, blocks, expires, decodes, choices))
+        self._view.assign(view, key, Assignment(compute, blocks, expires, decodes, choices, ask.priority))
 
 
 def _pick(
@@ -88,7 +89,7 @@ def _pick(
     """As `score.pick`; when all others were tried or are full: rather one of those avoided than none."""
     chosen, why = score.pick(ask, views, filters, scorers)
     if chosen is None and ask.avoid:
-        anyone = Ask(ask.tokens, ask.fingerprint, ask.hits, frozenset())
+        anyone = Ask(ask.tokens, ask.fingerprint, ask.hits, frozenset(), ask.priority)
         chosen, why = score.pick(anyone, views, filters, scorers)
     return chosen, why
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from baton.placement.index import Worker
 from baton.placement.view import WorkerView
+from baton.protocol.placing import BACKGROUND
 
 # A running sequence slows each step of its neighbours about as much as prefilling these many tokens once.
 SEQUENCE_TOKENS = 64
@@ -29,6 +30,7 @@ class Ask:
     fingerprint: str
     hits: dict[Worker, int]  # leading blocks held, by worker
     avoid: frozenset[Worker]
+    priority: int = 0
 
     def hit_tokens(self, view: WorkerView) -> int:
         """Prompt tokens that need no computing there; at least the last one always does."""
@@ -49,18 +51,25 @@ def not_avoided(ask: Ask, view: WorkerView, hit: int) -> bool:
 
 
 def has_room(ask: Ask, view: WorkerView, hit: int) -> bool:
-    """Free blocks for what is not there yet; cached blocks of others count as free."""
-    return view.blocks_free >= -(-(ask.tokens + 1) // view.block_size) - hit // view.block_size
+    """Free blocks for what is not there yet; cached ones of others count as free, as do lower classes'."""
+    needed = -(-(ask.tokens + 1) // view.block_size) - hit // view.block_size
+    return view.blocks_free >= needed or view.blocks_free + view.below(ask.priority)[1] >= needed
 
 
 def has_slot(ask: Ask, view: WorkerView, hit: int) -> bool:
-    """A place in its steps: it decodes no more sequences than fit in one."""
-    return not view.max_sequences or view.sequences < view.max_sequences
+    """A place in its steps: it decodes no more than fit in one, but a higher class takes a lower one's."""
+    if not view.max_sequences or view.sequences < view.max_sequences:
+        return True
+    return view.sequences - view.below(ask.priority)[0] < view.max_sequences
 
 
 def short_queue(ask: Ask, view: WorkerView, hit: int) -> bool:
-    """Little enough to prefill ahead; else the request waits here, where it can still go elsewhere."""
-    return not view.max_batch_tokens or view.queued_tokens < QUEUE_STEPS * view.max_batch_tokens
+    """Little enough to prefill ahead; else the request waits here, where it can still go elsewhere.
+
+    What runs in the background leaves half of the queue to the rest, which overtakes it there.
+    """
+    steps = QUEUE_STEPS // 2 if ask.priority <= BACKGROUND else QUEUE_STEPS
+    return not view.max_batch_tokens or view.queued_tokens < steps * view.max_batch_tokens
 
 
 def queued(ask: Ask, view: WorkerView, hit: int) -> float:

@@ -25,6 +25,7 @@ class Assignment(msgspec.Struct):
     expires: float  # when it counts as never arrived
     decodes: bool = True  # it stays there until the request ends
     sequences: int = 1  # choices of one prompt
+    priority: int = 0
 
 
 class WorkerView:
@@ -39,6 +40,7 @@ class WorkerView:
         "block_size",
         "blocks_free",
         "blocks_total",
+        "classes",
         "excluded_until",
         "fingerprint",
         "key",
@@ -58,6 +60,7 @@ class WorkerView:
         self.assigned: dict[Key, Assignment] = {}
         self.taken: dict[Key, Assignment] = {}  # acknowledged and not over, as far as known
         self.excluded_until = -1  # the heartbeat that lets it back in
+        self.classes: dict[int, list[int]] = {}  # priority -> how many of those two, and their blocks
         self.turn = 0  # when it was last chosen: among equals the one longest ago goes first
         self.heard(beat)
 
@@ -76,9 +79,11 @@ class WorkerView:
             entry = self.assigned.pop((request, attempt), None)
             if entry is not None and entry.decodes:
                 self.taken[request, attempt] = entry
+            elif entry is not None:
+                self._classify(entry, -1)
         alive = load.running + load.waiting
         while len(self.taken) > alive:  # those whose end nobody told
-            del self.taken[next(iter(self.taken))]
+            self._classify(self.taken.pop(next(iter(self.taken))), -1)
         self.sequences = alive
         self.queued_tokens = load.waiting_tokens
         self.blocks_free = self.blocks_total - load.blocks_used
@@ -96,15 +101,18 @@ class WorkerView:
         self.over(key)
         self.assigned[key] = assignment
         self._weigh(assignment, 1)
+        self._classify(assignment, 1)
 
     def over(self, key: Key) -> None:
         """A placement has ended. What the last heartbeat still counts of it is free from now on."""
         entry = self.assigned.pop(key, None)
         if entry is not None:
             self._weigh(entry, -1)
+            self._classify(entry, -1)
             return
         entry = self.taken.pop(key, None)
         if entry is not None:
+            self._classify(entry, -1)
             self.sequences -= 1
             if entry.sequences > 1:
                 return  # the others may go on with the same blocks: the next heartbeat tells
@@ -112,7 +120,25 @@ class WorkerView:
 
     def expire(self, now: float) -> None:
         for key in [key for key, entry in self.assigned.items() if now >= entry.expires]:
-            self._weigh(self.assigned.pop(key), -1)
+            entry = self.assigned.pop(key)
+            self._weigh(entry, -1)
+            self._classify(entry, -1)
+
+    def below(self, priority: int) -> tuple[int, int]:
+        """Sequences of lower classes, and their blocks: what the worker takes from them for a higher one."""
+        sequences = blocks = 0
+        for its, (count, held) in self.classes.items():
+            if its < priority:
+                sequences += count
+                blocks += held
+        return sequences, blocks
+
+    def _classify(self, entry: Assignment, sign: int) -> None:
+        known = self.classes.setdefault(entry.priority, [0, 0])
+        known[0] += sign * entry.sequences
+        known[1] += sign * entry.blocks
+        if not known[0]:
+            del self.classes[entry.priority]
 
     def _weigh(self, entry: Assignment, sign: int) -> None:
         self.sequences += sign * entry.sequences

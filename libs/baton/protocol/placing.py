@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from baton.protocol.base import Message, Part
 
+BACKGROUND = -900  # priorities from here down: batch, which takes only what nothing else wants
+
 
 class Target(Part):
     """One live process of one epoch, and the subject of its ordered control queue."""

@@ -11,6 +11,7 @@ from baton.placement import score
 from baton.placement.score import Ask
 from baton.placement.view import UNACKNOWLEDGED_S, UNOFFERED_S, WorkerView
 from baton.protocol.liveness import Load, Role, State
+from baton.protocol.placing import BACKGROUND
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -223,3 +224,32 @@ def test_the_reason_names_the_worker_and_what_was_weighed() -> None:
         "prefill on p of 1 (queued 0, uncached 100);"
         " decode on d of 1 (queued 0, neighbours 0, pulled 5, pressure 0)"
     )
+
+
+def test_a_higher_class_is_given_the_places_and_blocks_of_lower_ones() -> None:
+    rig = Rig(beat("d", worker=info(21, slots=3)))
+    for number in range(3):
+        assert rig.ask(f"job {number}", priority=-1_000)  # seven blocks each
+    assert rig.ask("job 3", priority=-1_000) is None
+    assert rig.ask("as low", priority=-1_000) is None
+    for number in range(3):
+        assert rig.ask(f"person {number}")
+    assert rig.ask("person 3") is None  # nobody is below it any more
+    assert rig.ask("urgent", priority=1)
+    [view] = rig.view.workers.values()
+    assert view.below(0) == (3, 21)
+    taken = [(f"job {number}", 0) for number in range(3)]
+    view.heard(beat("d", seq=2, load=Load(running=3, waiting=4, placements=taken), worker=info(21, slots=3)))
+    assert view.below(0) == (3, 21)  # known to be there, as before
+    for number in range(3):
+        rig.view.placed((f"job {number}", 0))
+    assert view.below(0) == (0, 0)
+    assert view.below(1) == (3, 21)
+
+
+def test_background_leaves_half_of_a_prefill_queue() -> None:
+    half = score.QUEUE_STEPS // 2 * 256
+    low = Ask(100, "fingerprint", {}, frozenset(), BACKGROUND)
+    assert score.short_queue(low, worker(Load(waiting_tokens=half - 1)), 0)
+    assert not score.short_queue(low, worker(Load(waiting_tokens=half)), 0)
+    assert score.short_queue(ask(), worker(Load(waiting_tokens=half)), 0)
