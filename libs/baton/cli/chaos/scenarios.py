@@ -158,7 +158,7 @@ async def one_of_each(run: Run) -> None:
         await stage.restart(stage.ids(role)[0], stage.settings.worker.grace_ms / 1000 + 5.0)
 
     async def kill(role: Role, which: int = -1) -> None:
-        stage.signal(stage.ids(role)[which], signal.SIGKILL)
+        await _kill(run, stage.ids(role)[which])
 
     async def freeze(role: Role) -> None:
         await stage.freeze(stage.ids(role)[0], 3.0)
