@@ -14,7 +14,7 @@ SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips -p figures $(PARALLEL)
 
-.PHONY: help run setup test test-all conformance lint format clean
+.PHONY: help run setup test test-all chart conformance lint format clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ test: setup ## set up and run the tests
 test-all: setup ## the same with the slow tests
 	@$(BIN)/baton pull
 	@$(PYTEST) $(ARGS)
+
+chart: setup ## render the Helm chart to deploy/manifests and check what comes out
+	@$(BIN)/python deploy/kubernetes.py $(ARGS)
+	@$(PYTEST) -q tests/unit/deploy
 
 conformance: setup ## check answers against OpenAI's schema: make conformance SPEC=path/to/openapi.json
 	@test -n "$(SPEC)" || { echo "SPEC=path/to/openapi.json is missing"; exit 2; }
