@@ -79,7 +79,7 @@ class Preparer:
         self._check_tokens(live.generate.sampling.stop_token_ids, "stop_token_ids")
         self._limit(live, await self._forms.constraint(live.generate, live.prompt))
         if live.sampling.prompt_logprobs >= 0:
-            live.scores = PromptScores(live.prompt)
+            live.scores = self._scores(live)
         live.timing.tokenize_ms = (time.monotonic() - started) * 1000
         for rider in live.riders:
             rider.follow(live)
@@ -101,17 +101,6 @@ class Preparer:
         if characters <= INLINE_CHARS:
             return self._encode(generate)
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, generate)
-
-    def describe_prompt(self, live: LiveRequest) -> None:
-        """Puts the prompt's tokens before the answer's, once their log-probabilities are here. Idempotent."""
-        if live.described or live.scores is None:
-            return
-        live.described = True
-        tokenizer, given = self._text.tokenizer, live.generate.prompt
-        detokenizer = Detokenizer(
-            tokenizer, skip_special=live.generate.skip_special_tokens, continues=given is None
-        )
-        live.answer.echo_tokens(live.scores.described(tokenizer, detokenizer))
 
     async def decode(self, tokens: list[int]) -> str:
         """The text of tokens, special ones included.
@@ -160,6 +149,12 @@ class Preparer:
             return given
         skip = live.generate.skip_special_tokens
         return decode(self._text.tokenizer, live.prompt, skip_special=skip, continues=True)
+
+    def _scores(self, live: LiveRequest) -> PromptScores:
+        tokenizer, given = self._text.tokenizer, live.generate.prompt
+        skip = live.generate.skip_special_tokens
+        detokenizer = Detokenizer(tokenizer, skip_special=skip, continues=given is None)
+        return PromptScores(live.prompt, tokenizer, detokenizer)
 
     def _limit(self, live: LiveRequest, constraint: Constraint | None) -> None:
         asked, context = live.generate.sampling, self.max_context

@@ -15,16 +15,25 @@ EACH_DELTA = 1_024  # tokens with log-probabilities in one delta
 
 
 class PromptScores:
-    """Rows of one prompt, each taken once, from whichever attempts made them."""
+    """Rows of one prompt, each taken once, from whichever attempts made them.
 
-    def __init__(self, tokens: list[int]) -> None:
+    `told` are the prompt's tokens as far as they are here; of the first one nothing is known but its text.
+    """
+
+    def __init__(self, tokens: list[int], tokenizer: Tokenizer, detokenizer: Detokenizer) -> None:
         self._tokens = tokens
-        self._parts: list[PromptRows] = []
-        self.next = 1  # position of the first row that is missing
+        self._tokenizer = tokenizer
+        self._detokenizer = detokenizer
+        self.told = [self._tell(tokens[0], None, [])]
+
+    @property
+    def next(self) -> int:
+        """Position of the first row that is missing."""
+        return len(self.told)
 
     @property
     def complete(self) -> bool:
-        return self.next >= len(self._tokens)
+        return self.next == len(self._tokens)
 
     def take(self, rows: PromptRows) -> bool:
         """Takes what is new of `rows`; False if some before them are missing.
@@ -32,38 +41,27 @@ class PromptScores:
         Raises:
             MalformedMessage: they contradict themselves, or are of a longer prompt.
         """
-        end = rows.start + count(rows, len(self._tokens))
+        count(rows, len(self._tokens))
         if rows.start > self.next:
             return False
         fresh = cut(rows, self.next)
         if fresh is not None:
-            self._parts.append(fresh)
-            self.next = end
+            chosen = np.frombuffer(fresh.chosen, dtype="<f4").tolist()
+            shape = (len(chosen), width(fresh))
+            ids = np.frombuffer(fresh.top_ids, dtype="<u4").reshape(shape).tolist()
+            values = np.frombuffer(fresh.top, dtype="<f4").reshape(shape).tolist()
+            for logprob, each, likely in zip(chosen, ids, values, strict=True):
+                names = [self._tokenizer.token_bytes(token) for token in each]
+                top = list(zip(names, likely, strict=True))
+                self.told.append(self._tell(self._tokens[self.next], logprob, top))
         return True
 
-    def described(self, tokenizer: Tokenizer, detokenizer: Detokenizer) -> list[TokenText]:
-        """Every token of the prompt. Of the first one nothing is known but its text."""
-        raws: list[bytes] = []
-        detokenizer.push(self._tokens, raws)
-        out: list[TokenText] = []
-        rows = iter(self._rows(tokenizer))
-        for token, raw in zip(self._tokens, raws, strict=True):
-            logprob, top = next(rows) if out else (None, [])
-            hidden = detokenizer.skips(token)
-            out.append(TokenText(tokenizer.token_bytes(token) if hidden else raw, logprob, top, hidden))
-        return out
-
-    def _rows(self, tokenizer: Tokenizer) -> list[tuple[float, list[tuple[bytes, float]]]]:
-        found = []
-        for part in self._parts:
-            chosen = np.frombuffer(part.chosen, dtype="<f4").tolist()
-            shape = (len(chosen), width(part))
-            ids = np.frombuffer(part.top_ids, dtype="<u4").reshape(shape).tolist()
-            values = np.frombuffer(part.top, dtype="<f4").reshape(shape).tolist()
-            for logprob, each, likely in zip(chosen, ids, values, strict=True):
-                names = [tokenizer.token_bytes(token) for token in each]
-                found.append((logprob, list(zip(names, likely, strict=True))))
-        return found
+    def _tell(self, token: int, logprob: float | None, top: list[tuple[bytes, float]]) -> TokenText:
+        raw: list[bytes] = []
+        self._detokenizer.push([token], raw)
+        if self._detokenizer.skips(token):
+            return TokenText(self._tokenizer.token_bytes(token), logprob, top, hidden=True)
+        return TokenText(raw[0], logprob, top)
 
 
 def parted(delta: TextDelta) -> list[TextDelta]:

@@ -223,7 +223,9 @@ class TokenizerService:
         live.progressed = live.heard
         if not scores.complete:
             return not item.tokens and item.total < 0
-        self._preparer.describe_prompt(live)
+        if not live.described:
+            live.described = True
+            live.answer.echo_tokens(list(scores.told))
         return True
 
     def _put(self, live: LiveRequest, delta: TextDelta) -> None:
