@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from api_streams import check_responses, named_events
 from jsonschema import Draft202012Validator
-from rawhttp import send
+from rawhttp import dechunked, send
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 from running import Running
@@ -46,6 +47,15 @@ COMPLETIONS: list[Json] = [
     {"echo": True},
     {"best_of": 3},
     {"stream": True, "logprobs": 1, "stream_options": {"include_usage": True}},
+]
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+RESPONSES: list[Json] = [
+    {},
+    {"instructions": "Be.", "metadata": {"a": "b"}, "store": False},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    {"tools": [TOOL], "tool_choice": "required", "max_output_tokens": 100},
+    {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, "max_output_tokens": 100},
 ]
 
 
@@ -93,6 +103,8 @@ def our_answers(spec: Specification, baton: Running) -> Iterator[str]:
     for fields in COMPLETIONS:
         body = {"model": "mock", "prompt": "hi", "max_tokens": 8, **fields}
         yield from _answer(spec, baton, "/v1/completions", body, "CreateCompletionResponse")
+    for fields in RESPONSES:
+        yield from _responses(spec, baton, {"model": "mock", "input": "hi", "max_output_tokens": 8, **fields})
     _, models = baton.get("/v1/models")
     yield from spec.problems("ListModelsResponse", models)
     for status, body in (baton.get("/v1/models/none"), baton.post("/v1/completions", {}), baton.get("/none")):
@@ -110,7 +122,7 @@ def _answer(spec: Specification, baton: Running, path: str, body: Json, whole: s
         yield from spec.problems(whole, json.loads(answer.body))
         return
     chat = "chat" in path
-    chunks = read_chunks(_dechunk(answer.body))
+    chunks = read_chunks(dechunked(answer.body))
     check_stream(chunks, chat=chat)
     name = "CreateChatCompletionStreamResponse" if chat else whole
     for chunk in chunks:
@@ -119,22 +131,26 @@ def _answer(spec: Specification, baton: Running, path: str, body: Json, whole: s
         yield from spec.problems(name, chunk)
 
 
+def _responses(spec: Specification, baton: Running, body: Json) -> Iterator[str]:
+    status, whole = baton.post("/v1/responses", body)
+    if status != 200:
+        yield f"/v1/responses {body}: {status}"
+        return
+    yield from spec.problems("Response", whole)
+    answer = send(baton.url, "POST", "/v1/responses", json.dumps({**body, "stream": True}).encode())
+    events = named_events(dechunked(answer.body))
+    check_responses(events)
+    for event in events:
+        yield from spec.problems("ResponseStreamEvent", event)
+    if body.get("store") is not False:
+        _, items = baton.get(f"/v1/responses/{whole['id']}/input_items")
+        yield from spec.problems("ResponseItemList", items)
+
+
 def _finish(chunk: Json) -> None:
     """The schema has streamed completions like whole ones; OpenAI's have no finish reason before the last."""
     for choice in chunk["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
-
-
-def _dechunk(body: bytes) -> bytes:
-    """The body of chunked transfer encoding."""
-    out = bytearray()
-    while True:
-        size, _, body = body.partition(b"\r\n")
-        length = int(size, 16)
-        if not length:
-            return bytes(out)
-        out += body[:length]
-        body = body[length + 2 :]
 
 
 def replayed(spec: Specification, baton: Running, path: Path) -> Iterator[str]:

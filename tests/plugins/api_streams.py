@@ -1,4 +1,4 @@
-"""Streams of the Responses and Messages APIs: events of the clients' own types, and the rules of their order."""
+"""Streams of the Responses and Messages APIs: events of the clients' own types, in their order."""
 
 from __future__ import annotations
 

@@ -76,3 +76,13 @@ def reset(connection: socket.socket) -> None:
     """Ends a connection with a RST, as a crashed client's would."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
+
+
+def dechunked(body: bytes) -> bytes:
+    """The body of chunked transfer encoding."""
+    out = bytearray()
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        out += rest[: int(size, 16)]
+        body = rest[int(size, 16) + 2 :]
+    return bytes(out)

@@ -24,6 +24,18 @@ _KINDS = {
 }
 
 
+class _Words(msgspec.Struct):
+    """What both shapes have in common."""
+
+    message: str
+
+
+class _Told(msgspec.Struct):
+    """An error in OpenAI's shape, as everything inside of `shaped` answers."""
+
+    error: _Words
+
+
 def status_of(status: int) -> int:
     """Anthropic's status for one of ours."""
     return OVERLOADED if status == 503 else status
@@ -55,8 +67,8 @@ def shaped() -> Middleware:
             return response
         if response.prepared or not isinstance(response.body, bytes):
             return response
-        told = msgspec.json.decode(response.body)["error"]
-        response.body = msgspec.json.encode(error(response.status, told["message"], request[ECHO_ID]))
+        words = msgspec.json.decode(response.body, type=_Told).error.message
+        response.body = msgspec.json.encode(error(response.status, words, request[ECHO_ID]))
         response.set_status(status_of(response.status))
         return response
 

@@ -105,7 +105,6 @@ def head(request: ResponseRequest, id_: str) -> Json:
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": request.truncation or "disabled",
-        "usage": None,
         "metadata": request.metadata or {},
     }
     for name in ("user", "prompt_cache_key", "safety_identifier"):
