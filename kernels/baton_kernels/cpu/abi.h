@@ -1,6 +1,7 @@
 // What Python hands over (abi.py has the same structs for ctypes), and the functions it calls.
 #pragma once
 
+#include "choice.h"
 #include "tiles.h"
 
 namespace baton {
@@ -47,6 +48,12 @@ struct Step {
   int64_t logits_stride;
   uint8_t* pool;
   int64_t block_bytes;
+  const Choice* choices;  // [sampled]: tokens are chosen, which spoils the logits; null: they are not
+  Chosen* chosen;         // [sampled]
+  int32_t* top_ids;       // [sampled, tops]
+  double* top;            // [sampled, tops]
+  int32_t tops;
+  int32_t choosable;  // ids from here on are padding
 };
 
 }  // namespace baton

@@ -26,7 +26,7 @@ Executor::Executor(const Shape& shape, const Op* ops, int count, int threads)
       attended_stride_(padded(shape.heads * shape.head_dim, GROUP)),
       most_groups_(most_groups(ops, count)),
       tile_rows_(group() <= 4 ? 16 : group() < 64 ? 64 / group() : 1),
-      team_(threads, 2 * count) {
+      team_(threads, 2 * count + 1) {
   const int queries = padded(tile_rows_ * group(), 4), dim = shape.head_dim;
   for (int i = 0; i < threads; i++) {
     auto made = std::make_unique<Scratch>();
@@ -61,7 +61,21 @@ bool Executor::valid(const Step& step) const {
   for (int i = 0; i < step.sampled; i++) {
     if (step.sampled_rows[i] < 0 || step.sampled_rows[i] >= step.rows) return false;
   }
-  return next == step.rows;
+  return next == step.rows && valid_choices(step);
+}
+
+bool Executor::valid_choices(const Step& step) const {
+  const auto in_range = [&](const auto* ids, int count) {
+    return std::all_of(ids, ids + count, [&](auto id) { return id >= 0 && id < step.choosable; });
+  };
+  if (!step.choices) return true;
+  if (step.choosable < 1 || step.choosable > step.logits_stride) return false;
+  for (int i = 0; i < step.sampled; i++) {
+    const Choice& each = step.choices[i];
+    if (each.logprobs > step.tops || !in_range(each.bias_ids, each.biases)) return false;
+    if (!in_range(each.masked_ids, each.masked) || !in_range(each.seen_ids, each.seen)) return false;
+  }
+  return true;
 }
 
 // Makes room, and lists attention's items: tiles first, the last and longest of them foremost.
@@ -106,6 +120,28 @@ int Executor::step(const Step& step) {
   return 0;
 }
 
+int Executor::choose(const Step& step) {
+  if (!step.choices || step.sampled < 0 || !valid_choices(step)) return -1;
+  step_ = &step;
+  const auto work = [](void* self, int thread) {
+    Executor& executor = *static_cast<Executor*>(self);
+    Scratch& own = *executor.scratch_[size_t(thread)];
+    own.phase = 0;
+    executor.choose_tokens(own);
+  };
+  team_.run(step.sampled, work, this);
+  return 0;
+}
+
+void Executor::choose_tokens(Scratch& own) {
+  const Step& step = *step_;
+  team_.share(own.phase++, step.sampled, [&](int row) {
+    if (step.choices[row].skipped) return;
+    baton::choose(step.logits + row * step.logits_stride, step.choosable, step.choices[row], own.choice,
+                  step.chosen + row, step.top_ids + int64_t(row) * step.tops, step.top + int64_t(row) * step.tops);
+  });
+}
+
 void Executor::walk(int thread) {
   Scratch& own = *scratch_[size_t(thread)];
   own.phase = 0;
@@ -121,6 +157,7 @@ void Executor::walk(int thread) {
       before = now;
     }
   }
+  if (step_->choices) choose_tokens(own);
 }
 
 void Executor::embed(const Op& op, Scratch& own) {

@@ -10,6 +10,7 @@
 #include "attention_single.h"
 #include "linear.h"
 #include "rows.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace baton {
@@ -73,6 +74,9 @@ class Executor {
   // 0, or -1 for a step that names tokens, rows or slots which do not exist; nothing is computed then.
   int step(const Step& step);
 
+  // Only the choices of a step, out of logits that are there; 0, or -1 as above.
+  int choose(const Step& step);
+
   // Seconds that thread 0 has spent in each operation, added up while `seconds` is set.
   void profile(double* seconds) { seconds_ = seconds; }
 
@@ -85,6 +89,7 @@ class Executor {
   struct Scratch {
     Buffer<float> row, queries, scores, keys, values, records, fresh;
     QuantisedBuffer quantised;
+    ChoiceScratch choice;
     int phase;  // the next one
   };
 
@@ -94,6 +99,7 @@ class Executor {
   };
 
   bool valid(const Step& step) const;
+  bool valid_choices(const Step& step) const;
   void prepare(const Step& step);
   void walk(int thread);
   void embed(const Op& op, Scratch& own);
@@ -101,6 +107,7 @@ class Executor {
   void multiply(const Op& op, const Quantised& input, int rows, int first, int last) const;
   int panels_a_piece(int total, int groups, int rows) const;
   void attend(const Op& op, Scratch& own);
+  void choose_tokens(Scratch& own);
   void attend_single(const Pages& pages, const Item& item, Scratch& scratch);
   void attend_chunk(const Pages& pages, const Item& item, Scratch& scratch);
   void write_chunks(const Pages& pages, int begin, int end, float* scratch);

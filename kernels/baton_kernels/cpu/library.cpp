@@ -23,6 +23,15 @@ BATON_EXPORT int32_t baton_step(void* executor, const baton::Step* step) {
   }
 }
 
+// Chooses tokens out of the logits that a step has left; 0 or as above.
+BATON_EXPORT int32_t baton_choose(void* executor, const baton::Step* step) {
+  try {
+    return static_cast<baton::Executor*>(executor)->choose(*step);
+  } catch (const std::bad_alloc&) {
+    return -2;
+  }
+}
+
 BATON_EXPORT void baton_profile(void* executor, double* seconds) {
   static_cast<baton::Executor*>(executor)->profile(seconds);
 }

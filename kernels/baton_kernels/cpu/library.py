@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -71,7 +73,18 @@ class CStep(Structure):
         ("logits_stride", c_int64),
         ("pool", c_void_p),
         ("block_bytes", c_int64),
+        ("choices", c_void_p),
+        ("chosen", c_void_p),
+        ("top_ids", c_void_p),
+        ("top", c_void_p),
+        ("tops", c_int32),
+        ("choosable", c_int32),
     ]
+
+
+# Choice of choice.h, field by field, and Chosen.
+CHOICE = struct.Struct("<4d 3f 5i 6Q 2i")
+CHOSEN = struct.Struct("<2i d")
 
 
 class Library:
@@ -92,6 +105,9 @@ class Library:
         self._step = loaded.baton_step
         self._step.argtypes = [c_void_p, POINTER(CStep)]
         self._step.restype = c_int32
+        self._choose = loaded.baton_choose
+        self._choose.argtypes = [c_void_p, POINTER(CStep)]
+        self._choose.restype = c_int32
         self._profile = loaded.baton_profile
         self._profile.argtypes = [c_void_p, POINTER(c_double)]
         self._profile.restype = None
@@ -118,16 +134,23 @@ class Executor:
         self._seconds: ctypes.Array[c_double] | None = None
 
     def step(self, step: CStep) -> None:
-        """Runs all operations on a step.
+        """Runs all operations on a step, and its choices if it has any.
 
         Raises:
             ValueError: the step names tokens, rows or slots that do not exist; nothing was computed.
             MemoryError: no room for its buffers.
             RuntimeError: the executor is closed.
         """
+        self._call(self._library._step, step)
+
+    def choose(self, step: CStep) -> None:
+        """Only the choices of a step, out of logits that are there. Raises as `step` does."""
+        self._call(self._library._choose, step)
+
+    def _call(self, function: Callable[..., int], step: CStep) -> None:
         if self._handle is None:
             raise RuntimeError("the runner is closed")
-        code = self._library._step(self._handle, ctypes.byref(step))
+        code = function(self._handle, ctypes.byref(step))
         if code == -1:
             raise ValueError("a step names tokens, rows or KV slots that do not exist")
         if code:

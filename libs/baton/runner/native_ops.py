@@ -125,6 +125,7 @@ class RopeTable:
         self._limit = config.max_context
         self.cos: npt.NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
         self.sin = self.cos
+        self.addresses = 0, 0  # of both
         self.reach(min(2_048, self._limit) - 1)
 
     def reach(self, position: int) -> None:
@@ -135,3 +136,4 @@ class RopeTable:
         angles = np.arange(length, dtype=np.float64)[:, None] * self._frequencies
         self.cos = np.ascontiguousarray(np.cos(angles) * self._factor, dtype=np.float32)
         self.sin = np.ascontiguousarray(np.sin(angles) * self._factor, dtype=np.float32)
+        self.addresses = self.cos.ctypes.data, self.sin.ctypes.data

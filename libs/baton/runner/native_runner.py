@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.config.settings import Settings
-from baton.engine.plan import Sampled, Slice, StepPlan, StepResult
-from baton.engine.sampling import sample
+from baton.engine.plan import Sampled, SampleSpec, Slice, StepPlan, StepResult
 from baton.engine.scoring import score_slice
 from baton.kvcache.fingerprint import fingerprint, weights_hash
 from baton.kvcache.pool import KvPool
@@ -21,11 +20,12 @@ from baton.models.config import DecoderConfig, load_config
 from baton.models.errors import UnsupportedModel
 from baton.protocol.liveness import Geometry, ModelInfo
 from baton.runner.native_ops import RopeTable, check, operations, shape
+from baton.runner.native_sampling import NativeSampling
 from baton.runner.native_step import StepArrays
 from baton.runner.native_weights import load_packed
 from baton_kernels.cpu import CONTRACT
 from baton_kernels.cpu.build import Variant, best_variant, build
-from baton_kernels.cpu.library import Executor, Library
+from baton_kernels.cpu.library import CStep, Executor, Library
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class NativeRunner:
             shape(config, settings.model.block_size), operations(config, self.weights), threads
         )
         self._arrays = StepArrays(RopeTable(config), -(-config.vocab_size // 8) * 8)
+        self._sampling = NativeSampling(self.model.vocab_size)
         self._pool: KvPool | None = None
         log.info("%s loaded: %s kernels, %d threads", found.name, variant or best_variant(), threads)
 
@@ -109,16 +110,36 @@ class NativeRunner:
         """
         pool, result = self._attached(), StepResult([None] * len(plan.slices))
         plain = [number for number, part in enumerate(plan.slices) if part.score is None]
-        slices = [plan.slices[number] for number in plain]
-        wanted = [at for at, part in enumerate(slices) if part.sample is not None]
-        if slices:
-            for row, at in zip(self._run(slices, wanted, pool), wanted, strict=True):
-                result.samples[plain[at]] = _sample(row, slices[at])
+        if plain:
+            self._execute_plain(plan, plain, pool, result)
         for number, part in enumerate(plan.slices):
             if part.score is not None:
                 result.scores[number], row = score_slice(part, lambda piece: self._run([piece], None, pool))
-                result.samples[number] = _sample(row, part)
+                if part.sample is not None:
+                    result.samples[number] = self.choose(row, part.sample)
         return result
+
+    def _execute_plain(self, plan: StepPlan, numbers: list[int], pool: KvPool, result: StepResult) -> None:
+        slices = [plan.slices[number] for number in numbers]
+        specs = [part.sample for part in slices if part.sample is not None]
+        wanted = [at for at, part in enumerate(slices) if part.sample is not None]
+        step, _ = self._arrays.lay_out(slices, wanted, pool)
+        if any(spec.allowed is not None for spec in specs):  # masks are made beside the step
+            self._executor.step(step)
+            self._sampling.lay_out(step, specs)
+            self._executor.choose(step)
+        else:
+            self._sampling.lay_out(step, specs)
+            self._executor.step(step)
+        for at, sampled in zip(wanted, self._sampling.results(), strict=True):
+            result.samples[numbers[at]] = sampled
+
+    def choose(self, logits: npt.NDArray[np.float32], spec: SampleSpec) -> Sampled:
+        """Choose one token from logits, float32 [vocab_size or more], which are spoilt."""
+        step = CStep(sampled=1, logits=logits.ctypes.data, logits_stride=len(logits))
+        self._sampling.lay_out(step, [spec])
+        self._executor.choose(step)
+        return self._sampling.results()[0]
 
     def logits(self, plan: StepPlan) -> npt.NDArray[np.float32]:
         """What `execute` would sample from: float32 [slices, vocab_size], of each slice's last token.
@@ -149,19 +170,16 @@ class NativeRunner:
         return logits[:, : self.model.vocab_size]
 
 
-def _sample(row: npt.NDArray[np.float32], part: Slice) -> Sampled | None:
-    return None if part.sample is None else sample(row, part.sample)
-
-
 def _check_dtypes(settings: Settings) -> None:
     if settings.model.dtype != "auto":
         raise ValueError(
             f"--model-dtype {settings.model.dtype}: the native engine computes with the file's own blocks, "
             "or 8 bit in groups of 32: use auto, or --engine torch"
         )
-    if settings.model.kv_dtype == "float32":
+    if settings.model.kv_dtype not in ("auto", "float16"):
         raise ValueError(
-            "--model-kv-dtype float32: the native engine keeps KV in float16, or use --engine torch"
+            f"--model-kv-dtype {settings.model.kv_dtype}: the native engine keeps KV in float16, "
+            "or use --engine torch or triton"
         )
 
 

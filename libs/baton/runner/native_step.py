@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +23,8 @@ class StepArrays:
         self._rope = rope
         self._stride = logits_stride
         self._logits: Floats = np.empty((1, logits_stride), dtype=np.float32)
-        self._kept: list[npt.NDArray[np.int32]] = []  # what the pointers of the last step name
+        self._logits_at = self._logits.ctypes.data  # addresses are kept: numpy takes microseconds to tell one
+        self._kept = array("i")  # what the pointers of the last step name
 
     def lay_out(
         self, slices: Sequence[Slice], wanted: Sequence[int] | None, pool: KvPool
@@ -53,19 +55,23 @@ class StepArrays:
             furthest = max(furthest, end - 1)
         self._rope.reach(furthest)
         rows = range(len(ids)) if wanted is None else [last[number] for number in wanted]
-        arrays = [np.array(each, dtype=np.int32) for each in (ids, spans, tables, rows)]
-        self._kept = arrays
+        self._kept = numbers = array("i", ids)
+        offsets = [0]
+        for each in (spans, tables, rows):
+            offsets.append(numbers.itemsize * len(numbers))
+            numbers.extend(each)
+        begin, _ = numbers.buffer_info()
         if len(self._logits) < len(rows):
             self._logits = np.empty((len(rows), self._stride), dtype=np.float32)
+            self._logits_at = self._logits.ctypes.data
         step = CStep(
             len(ids),
             len(slices),
             len(rows),
             pool.num_blocks,
-            *(each.ctypes.data for each in arrays),
-            self._rope.cos.ctypes.data,
-            self._rope.sin.ctypes.data,
-            self._logits.ctypes.data,
+            *(begin + offset for offset in offsets),
+            *self._rope.addresses,
+            self._logits_at,
             self._stride,
             pool.data.ctypes.data,
             pool.block_bytes,
