@@ -210,6 +210,10 @@ class Engine:
             key, tokens, salt, max_new_tokens, priority, order=self._next_order(), preempt=preempt
         )
 
+    def yields(self, priority: int) -> bool:
+        """Whether `reserve`, asked again between two steps, could take room from a lower class."""
+        return self.in_step and any(seq.priority < priority for seq in self.scheduler.running)
+
     def admit(self, reservation: Reservation, state: SequenceState, now: float) -> Sequence:
         """Run a sequence whose blocks have arrived and been verified; they enter the prefix index now.
 

@@ -176,6 +176,11 @@ class Control:
         except RequestError as error:
             await self._jobs.fail(job, error.failure)
 
+    async def between_steps(self) -> None:
+        """Offers for which a lower class makes room can be taken now."""
+        for delivery in self._inbound.parked():
+            await self._offered(delivery)
+
     async def _offered(self, delivery: Delivery) -> None:
         offer: Offer = delivery.message
         try:

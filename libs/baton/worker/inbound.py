@@ -19,6 +19,7 @@ from baton.worker.receipt import Receipt
 from baton.worker.receiver import Receiver
 
 KEEP_COMMITTED = 1_024
+PARKED_LIMIT = 256
 UNKNOWN_S = 1.5  # by then a sender's heartbeat has come
 
 
@@ -43,6 +44,7 @@ class Inbound:
         self._spawn = spawn
         self._lease_ms = lease_ms
         self._open: dict[str, Receipt] = {}  # the newest attempt of each request
+        self._parked: list[Delivery] = []  # offers that a lower class makes room for once its step is done
         self._ending = 0  # receipts that were given up and still wait for their last pull
         self._done: OrderedDict[tuple[str, int], Committed] = OrderedDict()
 
@@ -56,7 +58,10 @@ class Inbound:
         return -1 if receipt is None else receipt.offer.attempt
 
     async def offered(self, delivery: Delivery) -> None:
-        """Answers an `Offer` at once: `Granted` with room reserved, or `Refused`."""
+        """Answers an `Offer` at once: `Granted` with room reserved, or `Refused`.
+
+        One that a lower class can make room for is answered after the step that runs: see `parked`.
+        """
         offer: Offer = delivery.message
         known = self._open.get(offer.request)
         if known is not None and known.offer.attempt == offer.attempt:
@@ -65,12 +70,21 @@ class Inbound:
         try:
             receipt = self._reserve(offer)
         except RequestError as error:
-            await delivery.respond(Refused(failure=error.failure))
+            full = error.failure.code is Code.DECODE_FULL
+            if full and len(self._parked) < PARKED_LIMIT and self._engine.yields(offer.priority):
+                self._parked.append(delivery)
+            else:
+                await delivery.respond(Refused(failure=error.failure))
             return
         self._open[offer.request] = receipt
         self._jobs.note_taken(offer.request, offer.attempt)
         self._spawn(self._receive(receipt))
         await delivery.respond(Granted(hit_blocks=receipt.reservation.hit_blocks))
+
+    def parked(self) -> list[Delivery]:
+        """Takes the offers that wait for the end of a step, to be looked at again."""
+        taken, self._parked = self._parked, []
+        return taken
 
     def ready(self, message: Ready) -> None:
         """More of the sender's blocks are finished."""

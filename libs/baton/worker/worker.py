@@ -198,12 +198,14 @@ class Worker:
     async def _progressed(self, progress: list[Progress]) -> None:
         await self._jobs.progressed(progress)
         await self._out.flush()
+        await self._control.between_steps()
         await self._events.flush()
         if self._unreported >= REPORT_STEPS * self._host.settings.worker.max_batch_tokens:
             self._host.touch()  # a router that thinks we are full may send more
 
     async def _step_failed(self, plan: StepPlan) -> None:
         await self._jobs.step_failed(plan)
+        await self._control.between_steps()
 
     # --- peers ---------------------------------------------------------------------------------------
 
