@@ -85,6 +85,11 @@ def test_a_service_loads_neither_torch_nor_tracing(name: str) -> None:
     assert not [one for one in loaded if _within(one, "opentelemetry", "transformers")]
 
 
+@pytest.mark.parametrize("name", ["prefill", "decode", "tokenizer", "router"])
+def test_what_must_be_back_soon_loads_no_http(name: str) -> None:
+    assert "aiohttp" not in _loaded(f"baton_services.{name}.main")
+
+
 def test_what_is_light_loads_no_torch() -> None:
     assert "torch" not in _loaded(*LIGHT)
 

@@ -6,3 +6,15 @@
 `jetstream`  the check that streams can be stored         `server`     the embedded nats-server
 `client`     nats-py, bent to the rules of the bus
 """
+
+import sys
+from importlib import import_module
+from typing import Any, cast
+
+# For websockets, which the bus does not use, nats-py imports aiohttp, if it can: a third of a worker's start.
+if "aiohttp" not in sys.modules:
+    cast(Any, sys.modules)["aiohttp"] = None
+    try:
+        import_module("nats.aio.transport")
+    finally:
+        del sys.modules["aiohttp"]
