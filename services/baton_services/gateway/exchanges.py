@@ -56,12 +56,16 @@ class Exchanges:
         group.create_task(self._watch())
 
     def models(self) -> dict[str, Heartbeat]:
-        """Name and aliases of every model that can be asked now -> a tokenizer that serves it."""
-        found: dict[str, Heartbeat] = {}
-        for beat in self._tokenizers():
-            if beat.model_info is not None:
-                for name in (beat.model_info.name, *beat.model_info.aliases):
-                    found.setdefault(name, beat)
+        """Name and aliases of every model that can be asked now -> a tokenizer that serves it.
+
+        A name goes before another model's alias; of an alias that two models have, the first by name has it.
+        """
+        told = [(beat.model_info, beat) for beat in self._tokenizers() if beat.model_info is not None]
+        told.sort(key=lambda pair: pair[0].name)
+        found = {info.name: beat for info, beat in told}
+        for info, beat in told:
+            for alias in info.aliases:
+                found.setdefault(alias, beat)
         return found
 
     async def open(self, choices: list[Generate], wakes: Sequence[Callable[[], None]]) -> list[Exchange]:
@@ -217,12 +221,10 @@ class Exchanges:
 
     def _candidates(self, model: str) -> list[Heartbeat]:
         """Tokenizers that serve `model`, in random order: each is as good as the other."""
-        beats = [
-            beat
-            for beat in self._tokenizers()
-            if beat.model_info is not None
-            and (model == beat.model_info.name or model in beat.model_info.aliases)
-        ]
+        meant = self.models().get(model)
+        if meant is None:
+            return []
+        beats = [beat for beat in self._tokenizers() if beat.model == meant.model]
         random.shuffle(beats)
         return beats
 
