@@ -47,7 +47,7 @@ def _expected(requests: Iterator[dict[str, Any]]) -> dict[str, str]:
     tokenizer, template, found = mock_tokenizer(), ChatTemplate(TEMPLATE, {}), {}
     for one in requests:
         body = one["body"]
-        how = {name: body[name] for name in ("temperature", "seed") if name in body}
+        how = {"temperature": body.get("temperature", 1.0), "seed": body.get("seed", 0)}
         prompt = encode_chat(tokenizer, template, body["messages"])
         made = expected_tokens(prompt, SamplingParams(max_tokens=TOKENS, **how))
         found[one["custom_id"]] = bytes(token for token in made if token < 256).decode()

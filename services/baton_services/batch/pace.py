@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from baton.protocol.liveness import Heartbeat
 
-SURPLUS = 8  # one more for every so many: what ends is replaced before its room stands empty
+ROUNDS = 2  # what runs, and as many that wait for their places, as those may all be free at one moment
 FLOOR = 4  # while nobody knows how much room there is
 BACK_OFF = 0.7
 LONGEST_PAUSE_S = 30.0
 
 
 def room(workers: Iterable[Heartbeat], own: int) -> int:
-    """Sequences that these decode workers hold in one step, less those of others than batch.
+    """Requests that keep these decode workers full, beside those of others than batch.
 
     `own`: how many of the batch services' requests run now.
     """
@@ -23,7 +23,7 @@ def room(workers: Iterable[Heartbeat], own: int) -> int:
         running += beat.load.running + beat.load.waiting if beat.load is not None else 0
     if not slots:
         return FLOOR
-    return max(1, slots + max(1, slots // SURPLUS) - max(0, running - own))
+    return max(1, ROUNDS * slots - max(0, running - own))
 
 
 class Pace:

@@ -94,10 +94,10 @@ def worker(slots: int, running: int = 0, waiting: int = 0) -> Heartbeat:
 
 def test_room_is_that_of_the_workers_less_what_others_have() -> None:
     assert room([], 0) == FLOOR
-    assert room([worker(64)], 0) == 72
-    assert room([worker(64), worker(64)], 0) == 144
-    assert room([worker(64, running=40)], 30) == 62  # ten are others'
-    assert room([worker(64, running=20)], 72) == 72  # ours are on their way
+    assert room([worker(64)], 0) == 128
+    assert room([worker(64), worker(64)], 0) == 256
+    assert room([worker(64, running=40)], 30) == 118  # ten are others'
+    assert room([worker(64, running=20)], 72) == 128  # ours are on their way
     assert room([worker(8, running=64)], 0) == 1
 
 
