@@ -232,3 +232,20 @@ async def test_prefill_pre_empted_in_the_middle_of_a_hand_off(rig: Rig) -> None:
     assert preempted and not rig.player.failures
     assert sum(isinstance(message, Offer) and message.request == "low" for message in seen) == 2
     prefill.engine.give_back(held)
+
+
+async def test_a_higher_class_takes_the_places_of_a_lower_one_between_two_steps(rig: Rig) -> None:
+    prefill = await rig.add(Role.PREFILL)
+    decode = await rig.add(Role.DECODE, max_sequences=2, mock__step_us=20_000)
+    slow = SamplingParams(max_tokens=60)
+    for index in range(2):
+        await rig.player.run(prefill, f"low{index}", prompt(70, index), slow, decode=decode, priority=-1_000)
+    await until(lambda: len(decode.engine.scheduler.running) == 2)
+    for index in range(2):  # nearly always in the middle of a step
+        await rig.player.run(prefill, f"high{index}", prompt(40, index), TWENTY, decode=decode)
+    for index in range(2):
+        assert await rig.player.result(f"high{index}") == expected_tokens(prompt(40, index), TWENTY)
+    assert any(len(rig.player.output[f"low{index}"]) < 60 for index in range(2))  # they had to wait
+    for index in range(2):
+        assert await rig.player.result(f"low{index}") == expected_tokens(prompt(70, index), slow)
+    assert not rig.player.failures
