@@ -9,8 +9,11 @@ import json
 import random
 import re
 import socket
+import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from sse import check_stream, comments, read_chunks
 FLAGS = (
     "--engine", "mock", "--kv-memory-mb", "8", "--router-local-prefill-tokens", "0",
     "--mock-step-us", "2000", "--mock-token-us", "100", "--metrics-interval-ms", "200",
+    "--gateway-stalled-s", "3",
 )  # fmt: skip
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Grüße! 😀"}]
@@ -257,3 +261,64 @@ def test_the_cluster_is_told(baton: Running) -> None:
     assert {"gateway", "tokenizer", "router", "prefill", "decode", "metrics"} <= roles
     decode = next(service for service in body["services"] if service["role"] == "decode")
     assert decode["state"] == "ready" and decode["load"]["blocks_total"] > 0
+
+
+class _Fast:
+    """A client that reads all it is sent, and how long that took."""
+
+    def __init__(self, baton: Running, seed: int) -> None:
+        self.seconds = 0.0
+        self._baton, self._seed = baton, seed
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        began = time.monotonic()
+        body = {"messages": MESSAGES, "max_tokens": 200, "ignore_eos": True, "seed": self._seed}
+        check_stream(read_chunks(stream(self._baton, CHAT, body)), chat=True)
+        self.seconds = time.monotonic() - began
+
+
+def all_read(baton: Running) -> float:
+    """The slowest of twenty."""
+    clients = [_Fast(baton, seed) for seed in range(20)]
+    for client in clients:
+        client.thread.join(60)
+        assert client.seconds
+    return max(client.seconds for client in clients)
+
+
+def test_a_client_that_takes_nothing_delays_nobody_and_is_cut_off(baton: Running) -> None:
+    alone = all_read(baton)
+    body = {
+        "model": "mock", "messages": MESSAGES, "stream": True, "max_tokens": 1_500, "n": 8,
+        "ignore_eos": True, "logprobs": True, "top_logprobs": 20,
+    }  # fmt: skip
+    raw = json.dumps(body).encode()
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        parsed = urllib.parse.urlparse(baton.url)
+        stalled.connect((parsed.hostname, parsed.port))
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(raw))}
+        stalled.sendall(head("POST", CHAT, headers) + raw)
+        began = time.monotonic()
+        beside = all_read(baton)
+        assert beside < 3 * alone + 2, f"{beside:.2f} s, and {alone:.2f} s without it"
+        while "took nothing for 3 s, cut off" not in baton.log:
+            assert time.monotonic() - began < 30
+            time.sleep(0.1)
+        stalled.settimeout(10)
+        taken = bytearray()
+        with suppress(ConnectionError):
+            while piece := stalled.recv(2**20):
+                taken += piece
+        assert taken and b"[DONE]" not in taken
+    while running_sequences(baton):
+        assert time.monotonic() - began < 40
+        time.sleep(0.1)
+
+
+def running_sequences(baton: Running) -> int:
+    _, cluster = baton.get("/cluster")
+    loads = [service["load"] for service in cluster["services"] if service["role"] in ("prefill", "decode")]
+    return sum(load["running"] + load["waiting"] for load in loads)

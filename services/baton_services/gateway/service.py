@@ -45,6 +45,7 @@ from baton_services.gateway.tls import https
 log = get_logger(__name__)
 
 METRICS_TIMEOUT_S = 2.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _metrics_codec = Codec(MetricsText)
 
 
@@ -116,6 +117,10 @@ class GatewayService:
         host.beat.state = State.READY
         await host.announce()
         log.info("listening on %s", host.beat.url)
+        if not self._keys.required and settings.host not in LOOPBACK:
+            log.warning(
+                "others can reach this API, and it asks for no key: set gateway.api_key or gateway.keys_file"
+            )
 
     async def drain(self, grace_s: float) -> None:
         """`/ready` says no, so that load balancers turn away; what is being served ends."""
@@ -246,8 +251,8 @@ class GatewayService:
 
 
 def _http_log() -> logging.Logger:
-    """aiohttp's log without a traceback for each client that does not speak HTTP: that is answered 400."""
-    quiet = (HttpProcessingError, web.RequestPayloadError)
+    """aiohttp's log without a traceback for each client that has gone, or does not speak HTTP: that is 400."""
+    quiet = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
     def worth_a_line(record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], quiet))
