@@ -251,7 +251,7 @@ class GatewayService:
 
 
 def _http_log() -> logging.Logger:
-    """aiohttp's log without a traceback for each client that has gone, or does not speak HTTP: that is 400."""
+    """aiohttp's log without a traceback for each client that has gone or does not speak HTTP (400)."""
     quiet = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
     def worth_a_line(record: logging.LogRecord) -> bool:
