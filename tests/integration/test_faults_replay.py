@@ -231,9 +231,10 @@ async def test_a_request_that_kills_every_worker_is_given_up(cluster: Cluster) -
     live, dispatcher = cluster.live(name), cluster.tokenizer.service._dispatcher
     nobody = Target(id="nobody", epoch=1, subject="baton.v1._.ctl.decode.nobody.1")
     for _ in range(dispatch.LOSSES):
-        await dispatcher.lost(live, nobody)
+        await dispatcher.lost(live, nobody, at_work=False)  # what it only waited for, it has not killed
+        await dispatcher.lost(live, nobody, at_work=True)
     with pytest.raises(RequestError) as given_up:
-        await dispatcher.lost(live, nobody)
+        await dispatcher.lost(live, nobody, at_work=True)
     assert given_up.value.failure.code is Code.WORKER_LOST
     await cluster.tokenizer.service._end_with(live, given_up.value.failure)
     assert (await cluster.gateway.ended(name)).failure is not None

@@ -24,7 +24,8 @@ PAUSE_S = 2.0  # a bus away for longer ends what is live
 BACKOFF_S = 0.05  # from the second setback in a row on, doubled each time
 BACKOFF_MOST_S = 1.0
 PROGRESS = 32  # new tokens that clear a request of that
-LOSSES = 8  # workers that may die under one request, before it is taken for what kills them
+LOSSES = 8  # workers that may die at work on one request, before it is taken for what kills them
+LOSSES_IN_ALL = 32  # with those that were not at work on it yet, or any more
 AVOIDED = 32
 
 # What one more try elsewhere can mend. Everything else would fail everywhere.
@@ -81,9 +82,9 @@ class Dispatcher:
             each.heard = each.progressed = time.monotonic()
         try:
             await self._run(live, riders, placement, target)
-        except (NoResponder, CallTimeout):
+        except (NoResponder, CallTimeout) as error:
             await self._disembark(riders)
-            await self.lost(live, target)
+            await self.lost(live, target, at_work=isinstance(error, CallTimeout))
         except CallRejected as refusal:
             await self._disembark(riders)
             await self.failed(live, target, refusal.failure)
@@ -95,8 +96,10 @@ class Dispatcher:
         for rider in riders:
             await self.withdraw(rider, "the run did not begin")
 
-    async def lost(self, live: LiveRequest, target: Target) -> None:
+    async def lost(self, live: LiveRequest, target: Target, *, at_work: bool) -> None:
         """A worker is gone: exclude it here and at the router. Uses up no attempt.
+
+        `at_work`: it was computing this very request, which may be what killed it.
 
         Raises:
             RequestError: too many have died under this request.
@@ -105,13 +108,13 @@ class Dispatcher:
         await self._placing.tell(Unreachable(worker=target.id, epoch=target.epoch))
         words = f"worker {target.id} was lost"
         if len(live.output) >= live.lost_at + PROGRESS:  # it has been at work since: it is no such request
-            live.losses = 0
+            live.losses = live.losses_at_work = 0
         live.lost_at = len(live.output)
         live.losses += 1
-        if live.losses > LOSSES:
-            raise RequestError.of(
-                Code.WORKER_LOST, f"{words}, as were {LOSSES} others that this request was on"
-            )
+        live.losses_at_work += at_work
+        if live.losses_at_work > LOSSES or live.losses > LOSSES_IN_ALL:
+            others = f"{live.losses - 1} others that this request was on"
+            raise RequestError.of(Code.WORKER_LOST, f"{words}, as were {others}")
         await self._again(live, words, target)
 
     async def failed(self, live: LiveRequest, target: Target, failure: Failure) -> None:
@@ -126,7 +129,7 @@ class Dispatcher:
         if hopeless or live.failures >= self._max_attempts:
             raise RequestError(failure)
         if failure.code is Code.WORKER_LOST:
-            await self.lost(live, target)
+            await self.lost(live, target, at_work=target == live.at_work)
         elif failure.code is Code.TRANSFER_FAILED:  # the way between the two may be what is broken
             await self._again(live, failure.message, *live.legs())
         else:

@@ -41,7 +41,8 @@ class LiveRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     attempt: int = field(init=False)  # the one under way, or before the first
     failures: int = 0  # attempts that failed of themselves; lost workers do not count
-    losses: int = 0  # workers that died under it in a row
+    losses: int = 0  # workers that it was on and that died, in a row
+    losses_at_work: int = 0  # of those, the ones that were computing it
     lost_at: int = 0  # output tokens it had at the last of those
     setbacks: int = 0  # attempts that ended, whyever, since its last new token
     placement: Placement | None = None
@@ -78,6 +79,11 @@ class LiveRequest:
             return []
         legs = [leg for leg in (self.placement.prefill, self.placement.decode) if leg is not None]
         return [leg for leg in legs if leg.id == self.holder] or legs
+
+    @property
+    def at_work(self) -> Target | None:
+        """The worker that computes it now, as far as is known: until tokens come, the one that reads it."""
+        return next(iter(self.legs()), None)
 
     def begin_attempt(self) -> None:
         """Goes on with the next attempt, at the token after the last one received."""

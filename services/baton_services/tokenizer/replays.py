@@ -78,7 +78,7 @@ class Replays:
         if live.over or leg.epoch not in [other.epoch for other in live.legs()]:
             return
         log.warning("request %s: worker %s is gone at token %d", live.id, leg.id, len(live.output))
-        await self._guard(live, self._dispatcher.lost(live, leg))
+        await self._guard(live, self._dispatcher.lost(live, leg, at_work=leg == live.at_work))
         await self.run(live)
 
     async def forgotten(self, live: LiveRequest) -> None:
