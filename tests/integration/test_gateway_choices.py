@@ -86,7 +86,7 @@ async def test_one_message_to_one_tokenizer(gateway: owners.Gateway) -> None:
 @pytest.mark.parametrize("taken", [False, True])
 async def test_a_tokenizer_that_does_not_answer(gateway: owners.Gateway, taken: bool) -> None:
     second = await gateway.rig.serve(Role.TOKENIZER, TokenizerService)
-    await until(lambda: len(gateway.exchanges._tokenizers()) == 2, 5.0)
+    await until(lambda: len(gateway.exchanges._tokenizers.ready()) == 2, 5.0)
     deaf = deafen([gateway.tokenizer, second], taken=taken)
     exchanges = await opened(gateway)
     assert {each.generate.resend for each in exchanges} == {1}

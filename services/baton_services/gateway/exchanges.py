@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
 
 from baton.bus.connection import Bus, BusDown, CallRejected, CallTimeout, NoResponder
 from baton.bus.directory import Directory
 from baton.bus.inbox import Inbox
 from baton.bus.pace import to_next
-from baton.protocol.base import Message
 from baton.protocol.codec import Codec, MalformedMessage
 from baton.protocol.errors import Code, Failure, RequestError
-from baton.protocol.liveness import Heartbeat, Role, State
+from baton.protocol.liveness import Heartbeat, Role
 from baton.protocol.placing import Target
 from baton.protocol.request import Accepted, CancelRequest, Generate, Inquire, Rejected, TextBatch, TextDelta
 from baton.telemetry.logs import get_logger
 from baton_services.gateway.exchange import Exchange
 from baton_services.gateway.owners import OwnerKey, Owners
+from baton_services.gateway.tokenizers import BUS_LOST, TOO_LARGE, Tokenizers
 
 log = get_logger(__name__)
 
@@ -43,6 +41,8 @@ class Exchanges:
         self._directory = directory
         self._live: dict[str, Exchange] = {}
         self._served: dict[str, float] = {}  # model -> when it could last be asked; monotonic seconds
+        self._tokenizers = Tokenizers(bus, directory)
+        self.models, self.call = self._tokenizers.models, self._tokenizers.call  # for whoever asks only
         self._owners = Owners(bus, self._owner_lost)
         self._group: asyncio.TaskGroup | None = None
 
@@ -54,19 +54,6 @@ class Exchanges:
         self._directory.subscribe(self._peer_changed)
         group.create_task(self._feed(inbox))
         group.create_task(self._watch())
-
-    def models(self) -> dict[str, Heartbeat]:
-        """Name and aliases of every model that can be asked now -> a tokenizer that serves it.
-
-        A name goes before another model's alias; of an alias that two models have, the first by name has it.
-        """
-        told = [(beat.model_info, beat) for beat in self._tokenizers() if beat.model_info is not None]
-        told.sort(key=lambda pair: pair[0].name)
-        found = {info.name: beat for info, beat in told}
-        for info, beat in told:
-            for alias in info.aliases:
-                found.setdefault(alias, beat)
-        return found
 
     async def open(self, choices: list[Generate], wakes: Sequence[Callable[[], None]]) -> list[Exchange]:
         """Hands the choices of one prompt to a tokenizer, as one message; each of `wakes` is called whenever
@@ -90,25 +77,6 @@ class Exchanges:
                 self._live.pop(exchange.id, None)
             raise
         return opened
-
-    async def call(self, model: str, message: Message, codec: Codec, *, timeout_s: float) -> Any:
-        """One call to any tokenizer of `model`; each is as good as the other.
-
-        Raises:
-            RequestError: no such model, nobody answers, or the answer is no.
-        """
-        for beat in self._candidates(model):
-            try:
-                return await self._bus.call(beat.subject, message, codec, timeout_s=timeout_s)
-            except NoResponder:
-                self._directory.exclude(beat.id, beat.epoch)
-            except CallRejected as error:
-                raise RequestError(error.failure) from error
-            except MalformedMessage as error:
-                raise RequestError(_TOO_LARGE) from error
-            except (BusDown, CallTimeout) as error:
-                raise RequestError(_BUS_LOST if isinstance(error, BusDown) else _BUSY) from error
-        raise RequestError(self._nobody(model))
 
     async def close(self, exchange: Exchange, reason: str) -> None:
         """The handler is done with it. Unless it has ended by itself, its owner is told. Idempotent."""
@@ -151,7 +119,7 @@ class Exchanges:
         refusal: Failure | None = None
         together = exchange.together
         while not exchange.over:
-            for beat in self._candidates(exchange.generate.model):
+            for beat in self._tokenizers.candidates(exchange.generate.model):
                 # From here on its text is taken: it may well come before the answer to this call.
                 owner = Target(id=beat.id, epoch=beat.epoch, subject=beat.subject)
                 for each in together:
@@ -169,7 +137,7 @@ class Exchanges:
                     await self._cancel_all(together, beat.subject, "the client has gone")
                     raise
                 except MalformedMessage as error:
-                    raise RequestError(_TOO_LARGE) from error
+                    raise RequestError(TOO_LARGE) from error
                 except CallRejected as error:
                     refusal = error.failure
                 except BusDown:
@@ -185,7 +153,7 @@ class Exchanges:
                     each.owner = None
             overloaded = refusal is not None and refusal.code is Code.OVERLOADED
             if overloaded or time.monotonic() >= until:
-                raise RequestError(refusal or self._nobody(exchange.generate.model))
+                raise RequestError(refusal or self._tokenizers.nobody(exchange.generate.model))
             await asyncio.sleep(RETRY_S)
 
     def _exclude(self, beat: Heartbeat, together: list[Exchange]) -> None:
@@ -208,40 +176,12 @@ class Exchanges:
             async with asyncio.timeout(PAUSE_S):
                 await self._bus.up.wait()
         except TimeoutError as error:
-            raise RequestError(_BUS_LOST) from error
+            raise RequestError(BUS_LOST) from error
 
     def _expected_until(self, exchange: Exchange) -> float:
         """Until when a tokenizer is waited for: not at all, if none was here just now."""
         served = self._served.get(exchange.generate.model, -EXPECTED_BACK_S)
         return min(exchange.deadline, served + EXPECTED_BACK_S)
-
-    def _tokenizers(self) -> list[Heartbeat]:
-        beats = self._directory.live(Role.TOKENIZER)
-        return [beat for beat in beats if beat.routable and beat.state is State.READY]
-
-    def _candidates(self, model: str) -> list[Heartbeat]:
-        """Tokenizers that serve `model`, in random order: each is as good as the other."""
-        meant = self.models().get(model)
-        if meant is None:
-            return []
-        beats = [beat for beat in self._tokenizers() if beat.model == meant.model]
-        random.shuffle(beats)
-        return beats
-
-    def _nobody(self, model: str) -> Failure:
-        known = self.models()
-        if model in known:
-            return _BUSY
-        if known:
-            names = ", ".join(sorted(known))
-            return Failure(
-                code=Code.MODEL_NOT_FOUND,
-                message=f"the model {model[:100]!r} is not served here, but {names}",
-                param="model",
-            )
-        return Failure(
-            code=Code.NO_WORKER, message="no model is ready yet; try again later", retry_after_ms=1_000
-        )
 
     async def _feed(self, inbox: Inbox) -> None:
         async for delivery in inbox:
@@ -270,14 +210,14 @@ class Exchanges:
         while True:
             await asyncio.sleep(ROUND_S if self._live else to_next(IDLE_ROUND_S))
             now, away = time.monotonic(), self._bus.down_since
-            self._served |= dict.fromkeys(self.models(), now)
+            self._served |= dict.fromkeys(self._tokenizers.models(), now)
             if away is None:
                 await self._owners.look(self._owned())
             for exchange in list(self._live.values()):
                 if exchange.over:
                     continue
                 if away is not None and now - away > PAUSE_S:
-                    exchange.fail(_BUS_LOST)
+                    exchange.fail(BUS_LOST)
                 elif now >= exchange.deadline:
                     exchange.fail(_DEADLINE)
                 elif away is None and (exchange.gap or now - exchange.heard > SILENCE_S):
@@ -337,11 +277,4 @@ class Exchanges:
         self._group.create_task(work)
 
 
-_BUSY = Failure(
-    code=Code.OVERLOADED, message="every tokenizer is busy; try again later", retry_after_ms=1_000
-)
-_BUS_LOST = Failure(code=Code.BUS_LOST, message="the message bus went away; please send the request again")
-_TOO_LARGE = Failure(
-    code=Code.CONTEXT_LENGTH, message="the prompt is larger than a message may be, and any context"
-)
 _DEADLINE = Failure(code=Code.DEADLINE, message="the request took longer than request_timeout_s allows")
