@@ -28,7 +28,6 @@ MIN_BUDGET = 1_024
 _REFUSED = {
     "mcp_servers": "MCP servers",
     "container": "containers",
-    "context_management": "context management",
 }
 _message = re.compile(r"messages\[(\d+)\]")
 _tool_place = re.compile(r"(tools\[\d+\])\.function\.?")
