@@ -57,15 +57,18 @@ class ModelSettings(Section):
     ] = "smollm2-135m-instruct"
     cache_dir: Annotated[str, Meta(description="where pulled models lie; empty: ~/.cache/baton")] = ""
     dtype: Annotated[
-        Literal["auto", "float32", "float16"],
+        Literal["auto", "float32", "float16", "bfloat16", "int8", "int4", "fp8"],
         Meta(
             description="weights; auto: as the file has them, or 8 bit in groups (native); "
-            "float16, or float32 where that is slow (torch)"
+            "float16, or float32 where that is slow (torch); bfloat16 (triton; the last four are its own)"
         ),
     ] = "auto"
     kv_dtype: Annotated[
-        Literal["auto", "float32", "float16"],
-        Meta(description="KV cache; auto: float32 with float32 weights, else float16"),
+        Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"],
+        Meta(
+            description="KV cache; auto: float32 with float32 weights, else float16; "
+            "the type computed in, int8 or fp8 (triton)"
+        ),
     ] = "auto"
     aliases: Annotated[list[str], Meta(description="other names that clients may call it by")] = (
         msgspec.field(default_factory=list)
@@ -76,10 +79,10 @@ class ModelSettings(Section):
 
 class WorkerSettings(Section):
     engine: Annotated[
-        Literal["auto", "native", "torch", "mock"],
+        Literal["auto", "triton", "native", "torch", "mock"],
         Meta(
-            description="native: C++ kernels for CPUs; torch; mock: no model, only its cost model; "
-            "auto: native where it can be, else torch"
+            description="triton: an NVIDIA GPU; native: C++ kernels for CPUs; torch; mock: no model, only "
+            "its cost model; auto: triton with a GPU, else native where it can be, else torch"
         ),
     ] = "auto"
     threads: Annotated[

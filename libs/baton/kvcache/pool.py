@@ -22,6 +22,7 @@ import os
 import re
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,8 @@ class KvPool:
         data: uint8 [num_blocks, block_bytes]; read-only in a pool opened by `open_readonly`.
         generations: uint64 [num_blocks]; likewise.
         path: the file, or empty for a private pool.
+        before_read: called with a slot before its bytes are given out: an owner that computes elsewhere
+            brings them here. May be called in any thread.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class KvPool:
         self.data: npt.NDArray[np.uint8] = np.frombuffer(
             memory, dtype=np.uint8, count=total - data_at, offset=data_at
         ).reshape(num_blocks, geometry.block_bytes)
+        self.before_read: Callable[[int], None] | None = None
         self._memory = memory
         self._owner_fd = owner_fd
 
@@ -136,7 +140,7 @@ class KvPool:
 
     def copy(self, source: int, target: int) -> None:
         """Gives a slot that nobody reads yet the content of another one."""
-        self.data[target] = self.data[source]
+        self.data[target] = self.view(source)
 
     def view(self, slot: int) -> memoryview:
         """A slot's bytes, uint8 [block_bytes]. Writable for the owner.
@@ -146,13 +150,15 @@ class KvPool:
         """
         if not 0 <= slot < self.num_blocks:
             raise IndexError(f"slot {slot} of a pool of {self.num_blocks}")
+        if self.before_read is not None:
+            self.before_read(slot)
         return self.data[slot].data
 
     def resolve(self, slot: int, generation: int) -> memoryview | None:
         """A slot's bytes if it is still of `generation`."""
         if not 0 <= slot < self.num_blocks or int(self.generations[slot]) != generation:
             return None
-        return self.data[slot].data
+        return self.view(slot)
 
     def close(self) -> None:
         """Ends the pool; the owner's file is unlinked. Idempotent.

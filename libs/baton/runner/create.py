@@ -32,6 +32,10 @@ def _create(settings: Settings) -> Runner:
         from baton.runner.mock import MockRunner
 
         return MockRunner(settings)
+    if settings.worker.engine in ("auto", "triton"):
+        triton = _create_triton(settings)
+        if triton is not None:
+            return triton
     if settings.worker.engine in ("auto", "native"):
         native = _create_native(settings)
         if native is not None:
@@ -42,6 +46,26 @@ def _create(settings: Settings) -> Runner:
     from baton.runner.torch_runner import TorchRunner
 
     return TorchRunner(settings)
+
+
+def _create_triton(settings: Settings) -> Runner | None:
+    """The GPU's runner; None where `auto` finds none, or none that can be used, which is told in one line."""
+    from baton.models.errors import UnsupportedModel
+    from baton.runner.triton_device import GpuUnusable, gpu_visible, open_device
+
+    wanted = settings.worker.engine == "triton"
+    if not wanted and not gpu_visible():
+        return None
+    try:
+        open_device()
+        from baton.runner.triton_runner import TritonRunner
+
+        return TritonRunner(settings)
+    except (GpuUnusable, UnsupportedModel) as error:
+        if wanted:
+            raise
+        log.warning("the GPU is not used: %s", error)
+    return None
 
 
 def _create_native(settings: Settings) -> Runner | None:

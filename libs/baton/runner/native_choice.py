@@ -12,8 +12,8 @@ def reason_against(settings: Settings) -> str:
     model = settings.model
     if model.dtype != "auto":
         return f"--model-dtype {model.dtype} is set, and it computes with 4 and 8 bit"
-    if model.kv_dtype == "float32":
-        return "--model-kv-dtype float32 is set, and it keeps KV in float16"
+    if model.kv_dtype not in ("auto", "float16"):
+        return f"--model-kv-dtype {model.kv_dtype} is set, and it keeps KV in float16"
     if not build.available(default_cache_dir(model.cache_dir)):
         return "no C++ compiler is here for its kernels: install g++ or clang++"
     return ""

@@ -192,6 +192,14 @@ def _choose_dtypes(settings: Settings) -> tuple[Dtype, Dtype]:
     elif dtype == "float16" and not has_half_path():
         raise ValueError("this CPU or torch build has no FBGEMM float16 path: use --dtype float32")
     kv_dtype = settings.model.kv_dtype
+    if dtype not in ("float16", "float32"):
+        raise ValueError(
+            f"--model-dtype {dtype}: the torch engine takes float16 or float32, or use --engine triton"
+        )
+    if kv_dtype not in ("auto", "float16", "float32"):
+        raise ValueError(
+            f"--model-kv-dtype {kv_dtype}: the torch engine takes float16 or float32, or use --engine triton"
+        )
     return dtype, dtype if kv_dtype == "auto" else kv_dtype
 
 
