@@ -144,7 +144,8 @@ class RouterService:
             words = "no worker had room before the deadline"
             await self._refuse(waiting.reply, Code.DEADLINE, words)
         await self._refuse_overdue(now)
-        for waiting, placement in self._queue.drain(lambda entry: self._placer.place(entry.place, now)):
+        attempt = self._placer.round(now)
+        for waiting, placement in self._queue.drain(lambda entry: attempt(entry.place, entry.since)):
             await self._answer(waiting, placement, now)
         if not len(self._queue):
             return
