@@ -47,6 +47,7 @@ class Cluster:
         self._log = folder / "second.log"
         settings = Settings(bus=self.baton.bus)
         settings.gateway.port, settings.gateway.keys_file = 0, str(keys)
+        settings.gateway.idle_s = 2
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
         with self._log.open("wb") as log:
             self.second = subprocess.Popen(
@@ -239,3 +240,15 @@ async def test_keys_come_and_go_while_it_runs(cluster: Cluster, http: aiohttp.Cl
                 await asyncio.sleep(0.1)
     async with http.post(cluster.urls[0] + CHAT, json=body(), headers={"x-api-key": "secret-new"}) as answer:
         assert answer.status == 200
+
+
+async def test_a_connection_with_half_a_request_is_closed(cluster: Cluster) -> None:
+    host, port = cluster.urls[1].removeprefix("http://").split(":")
+    for sent in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        began = time.monotonic()
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        assert time.monotonic() - began > 1
+        writer.close()

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from baton.config.keys import KeyEntry, KeyFileError, add, digest, remove
 from baton.telemetry.metrics import GatewayMetrics
-from baton_services.gateway import keys, web_app
+from baton_services.gateway import build, keys, web_app
+from baton_services.gateway.schema import CompletionRequest
 
 Client = TestClient[web.Request, web.Application]
 
@@ -111,3 +112,11 @@ def test_a_file_that_cannot_be_read_at_the_start(tmp_path: Path) -> None:
 def test_a_key_bounds_the_priority() -> None:
     assert [keys.Key("k", priority=2).rank(asked) for asked in (None, 1, 5, -3)] == [2, 1, 2, -3]
     assert [keys.NOBODY.rank(asked) for asked in (None, 5)] == [0, 5]
+
+
+def test_a_request_goes_with_the_priority_of_its_key() -> None:
+    rank = keys.Key("k", priority=2).rank
+    for asked, given in ((None, 2), (1, 1), (9, 2)):
+        request = CompletionRequest(model="m", prompt="p", priority=asked)
+        plan = build.completion(request, build.Envelope("r", "", 1_000, rank))
+        assert plan.prompts[0][0].priority == given
