@@ -18,6 +18,7 @@ import msgspec
 import nats
 import nats.errors
 import openai
+import psutil
 import pytest
 from batch_jobs import jsonl, line
 from openai import OpenAI
@@ -278,6 +279,26 @@ def test_cancelled_and_expired_batches_keep_what_is_done(client: OpenAI) -> None
         *(f"quick {i}" for i in range(5)),
         *(f"slow {i}" for i in range(5)),
     }
+
+
+def test_a_batch_service_is_killed_in_the_middle(client: OpenAI, baton: Running) -> None:
+    requests = [line(f"{i}", f"count {i}", max_tokens=60, temperature=0) for i in range(150)]
+    batch = begin(client, jsonl(requests))
+    until = time.monotonic() + 20
+    while not (batch.request_counts and batch.request_counts.completed):
+        assert time.monotonic() < until
+        batch = client.batches.retrieve(batch.id)
+    for child in psutil.Process(baton.process.pid).children():
+        if "batch-0" in child.cmdline():
+            child.kill()
+    batch = ended(client, batch, 60)
+    found = lines_of(client, batch.output_file_id)
+    assert (batch.status, len(found)) == ("completed", 150)
+    for number in range(0, 150, 50):
+        asked: Any = requests[number]["body"]
+        direct = client.chat.completions.create(**asked)
+        [choice] = found[str(number)]["response"]["body"]["choices"]
+        assert choice["message"]["content"] == direct.choices[0].message.content
 
 
 def run_baton(baton: Running, *command: str) -> subprocess.CompletedProcess[str]:

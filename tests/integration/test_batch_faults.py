@@ -77,6 +77,7 @@ def _killed_in_turn(folder: Path, count: int, every_s: float, most: int, limit_s
     return kills
 
 
+@pytest.mark.slow
 def test_a_job_survives_a_kill_of_everything(tmp_path: Path) -> None:
     flags = ("--mock-step-us", "20000", "--worker-max-sequences", "16")
     # The machine that runs the tests needs some seconds to start what was killed.

@@ -35,7 +35,7 @@ def file(owner: str, **more: object) -> File:
 @pytest.fixture
 async def store(bus: Bus) -> Files:
     made = Files(bus)
-    await made.setup(64)
+    await made.setup()
     await Jobs(bus).setup()
     return made
 
@@ -101,7 +101,9 @@ async def test_work_is_handed_out_acknowledged_and_handed_out_again(bus: Bus) ->
 async def test_a_file_is_what_was_sent(store: Files) -> None:
     data = os.urandom(files.CHUNK * 3 + 17)
     pieces = [data[at : at + 100_000] for at in range(0, len(data), 100_000)]
+    before = await store.size()
     written = await store.write(file("own1"), content(*pieces), max_bytes=len(data))
+    assert await store.size() - before > len(data)
     assert written.bytes == len(data)
     found = await store.get("own1", written.id)
     assert found == written

@@ -38,14 +38,18 @@ class Files:
     def __init__(self, bus: Bus) -> None:
         self._streams = Streams(bus)
 
-    async def setup(self, files_mb: int) -> None:
+    async def setup(self) -> None:
+        # Without a limit of its own, which the server would set aside at once, whatever there is on its disk.
         await self._streams.ensure(
             names.FILE_STREAM,
             subjects=[f"$O.{names.FILES}.C.>", f"$O.{names.FILES}.M.>"],
-            max_bytes=files_mb * 2**20,
             allow_rollup_hdrs=True,
             discard="new",
         )
+
+    async def size(self) -> int:
+        """Bytes that all files take together."""
+        return await self._streams.size(names.FILE_STREAM)
 
     async def write(self, file: File, content: AsyncIterator[bytes], *, max_bytes: int) -> File:
         """Stores a file; its `bytes` and `part` are filled in. Nothing is left of one that is cut off.

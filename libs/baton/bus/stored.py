@@ -140,6 +140,11 @@ class Streams:
             if not some or len(found) >= info.get("total", 0):
                 return found
 
+    async def size(self, stream: str) -> int:
+        """Bytes that a stream takes."""
+        info = await self._call(f"STREAM.INFO.{stream}", {})
+        return int(info["state"]["bytes"])
+
     async def purge(self, stream: str, pattern: str) -> None:
         """Deletes every message of the subjects that match."""
         await self._call(f"STREAM.PURGE.{stream}", {"filter": pattern})

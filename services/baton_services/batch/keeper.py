@@ -188,6 +188,10 @@ class Keeper:
         """Goes on where a keeper died between checking a file and putting all of it into the queue."""
         found = await loading.read(self._files, job, frozenset({job.model}))
         try:
+            if found.errors:
+                log.warning("job %s is ended: its input is gone (%s)", job.id, found.errors[0].message)
+                await self._change(job, _into("in_progress", "cancelling"))
+                return
             await self._put(job, found)
         finally:
             found.close()

@@ -73,7 +73,7 @@ class BatchService:
     async def _set_up(self) -> None:
         streams = self._jobs.streams
         await self._jobs.setup()
-        await self._files.setup(self._host.settings.batch.files_mb)
+        await self._files.setup()
         shared = {"ack_policy": "explicit", "ack_wait": int(ACK_WAIT_S * 1e9), "max_ack_pending": MAX_PENDING}
         for priority in names.PRIORITIES:
             subject = names.items_of(priority)

@@ -26,7 +26,10 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class BatchApi:
     def __init__(self, host: ServiceHost) -> None:
         files, jobs = Files(host.bus), Jobs(host.bus)
-        self._files = FileHandlers(files, host.settings.batch.max_file_mb * 2**20)
+        settings = host.settings.batch
+        self._files = FileHandlers(
+            files, max_bytes=settings.max_file_mb * 2**20, max_all=settings.files_mb * 2**20
+        )
         self._batches = BatchHandlers(host.bus, host.directory, jobs, files)
         self._performing = Performing(host)
 

@@ -17,11 +17,18 @@ DEFAULT_LIMIT = 10_000
 
 
 class FileHandlers:
-    def __init__(self, files: Files, max_bytes: int) -> None:
+    def __init__(self, files: Files, *, max_bytes: int, max_all: int) -> None:
+        """`max_bytes`: of one file; `max_all`: of all files of all keys together."""
         self._files = files
         self._max_bytes = max_bytes
+        self._max_all = max_all
 
     async def upload(self, http: web.Request) -> web.Response:
+        if await self._files.size() >= self._max_all:
+            words = (
+                f"files take {self._max_all >> 20} MB, which is all they may (batch.files_mb): delete some"
+            )
+            raise refused("no_batch_service", words, headers={"Retry-After": "60", "Connection": "close"})
         upload = Upload(http, names.owner_token(caller(http).owner))
         return _json(shown_file(await upload.store(self._files, self._max_bytes)))
 
