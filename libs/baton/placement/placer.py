@@ -12,6 +12,7 @@ from baton.protocol.base import unpack_hashes
 from baton.protocol.liveness import Role
 from baton.protocol.placing import Place, Placement, Target
 
+# So long may small requests go first while a large one finds no room.
 OVERTAKEN_S = 2.0
 
 
