@@ -50,7 +50,11 @@ def check_responses(events: list[Json]) -> Json:
         AssertionError: an event out of order, or what is said at the end is not what came before.
     """
     for event in events:
-        strict(_RESPONSES[event["type"]], event)
+        kind = _RESPONSES[event["type"]]
+        if "name" in kind.model_fields or not event["type"].endswith("arguments.done"):
+            strict(kind, event)
+        else:  # the specification has it, some versions of the client do not
+            strict(kind, {key: value for key, value in event.items() if key != "name"})
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert all(event["response"]["status"] == "in_progress" for event in events[:2])
