@@ -63,6 +63,14 @@ _dump = msgspec.json.Encoder().encode
 
 
 def answered(item: Item, status: int, request_id: str, body: bytes) -> Result:
+    """A gateway's answer; one that is no JSON of a single line is made so."""
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        parsed = {"error": {"message": body[:1_000].decode(errors="replace"), "code": "not_json"}}
+        body = _dump(parsed)
+    if b"\n" in body:
+        body = _dump(parsed)
     response = Answer(status_code=status, request_id=request_id, body=msgspec.Raw(body))
     return Result(id=f"batch_req_{item.token}", custom_id=item.custom_id, response=response)
 
@@ -115,6 +123,14 @@ class _Response(msgspec.Struct):
     body: _Body | None = None
 
 
+class _Status(msgspec.Struct):
+    status_code: int = 0
+
+
+class _Bare(msgspec.Struct):
+    response: _Status | None = None
+
+
 class Seen(msgspec.Struct):
     """The little of a result that is read again."""
 
@@ -126,9 +142,14 @@ class Seen(msgspec.Struct):
 
 
 def look(data: bytes) -> Seen:
-    """A stored result, of either form."""
-    packed = data[:1] != b"{"
-    return msgspec.msgpack.decode(data, type=Seen) if packed else msgspec.json.decode(data, type=Seen)
+    """A stored result, of either form; without its usage if that is not as ours is."""
+    decode: Any = msgspec.json.decode if data[:1] == b"{" else msgspec.msgpack.decode
+    try:
+        seen: Seen = decode(data, type=Seen)
+        return seen
+    except msgspec.ValidationError:
+        response = decode(data, type=_Bare).response
+        return Seen(None if response is None else _Response(response.status_code))
 
 
 def add_usage(total: Usage, seen: Seen) -> None:

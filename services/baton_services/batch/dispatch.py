@@ -192,6 +192,9 @@ class Dispatcher:
             except StoreError as error:  # a full disk, say
                 log.error("request %s of job %s: %s", entry.item.token, entry.item.job, error)
                 outcome = "returned"
+            except Exception:  # one request that we cannot deal with does not stop the others
+                log.exception("request %s of job %s", entry.item.token, entry.item.job)
+                outcome = "returned"
             self._metrics.results.labels(outcome).inc()
             queue = self._queues[entry.priority]
             if outcome == "returned":

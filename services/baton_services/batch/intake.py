@@ -80,6 +80,13 @@ class Intake:
                 return
         except Refused as error:
             await self._refuse(owner, asked, sequence(msg), str(error))
+        except (StoreError, *AWAY):
+            raise
+        except Exception:  # one message that we cannot deal with does not stop the others
+            log.exception("message %d of %s", sequence(msg), owner)
+            await self._refuse(
+                owner, asked, sequence(msg), "a defect; the batch service's log has the reason"
+            )
         await patiently(lambda: self._queue.done(msg))
 
     async def _apply(self, owner: str, asked: Asked, msg: Msg) -> bool:

@@ -30,6 +30,7 @@ ROUND_S = 1.0
 IDLE_ROUND_S = 5.0  # without jobs
 SETTLE_S = 1.5  # until it is known which other batch services live
 LETTING_GO_S = 3.0  # in which requests of a job that ends are given up everywhere
+BROKEN_S = 10.0
 LOST_S = 60.0  # an entry of a job whose record never came
 
 Edit = Callable[[Job], bool]
@@ -138,6 +139,9 @@ class Keeper:
             except (StoreError, Unfinished) as error:
                 log.warning("job %s: %s; tried again", job.id, error)
                 await asyncio.sleep(ROUND_S)
+            except Exception:  # one job that we cannot deal with does not stop the others
+                log.exception("job %s; tried again", job.id)
+                await asyncio.sleep(BROKEN_S)
             finally:
                 del self._busy[job.id]
                 self._nudged.set()

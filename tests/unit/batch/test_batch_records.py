@@ -76,6 +76,14 @@ def test_a_result_in_each_form() -> None:
         assert not seen.failed
 
 
+@pytest.mark.parametrize("body", [b"", b"500 Internal Server Error", b'{"a":\n1}', b"\xff", b"[1]"])
+def test_whatever_a_gateway_answers_is_one_line_of_json(body: bytes) -> None:
+    data = results.encode(item(), results.answered(item(), 500, "id", body))
+    assert b"\n" not in data
+    assert json.loads(data)["response"]["status_code"] == 500
+    assert results.look(data).failed
+
+
 def test_what_counts_as_failed() -> None:
     refused = results.answered(item(), 400, "id", b'{"error":{}}')
     expired = results.failed(item("j", packed=True), *results.EXPIRED)

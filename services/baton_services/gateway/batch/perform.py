@@ -128,6 +128,9 @@ class Performing:
         except aiohttp.ClientError as error:
             log.info("request %s broke off: %s", asked.id, error)
             return Performed(id=asked.id, status=503, body=b"{}")
+        except Exception:
+            log.exception("request %s failed", asked.id)
+            return Performed(id=asked.id, status=500, body=b"{}")
 
 
 def _number(text: str) -> int:
