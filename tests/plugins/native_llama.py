@@ -33,14 +33,17 @@ def library(variant: Variant) -> Library:
     return Library(build(default_cache_dir(), variant))
 
 
+def settings(name: str | Path, *, threads: int = 1, **model: Any) -> Settings:
+    return Settings(
+        model=ModelSettings(name=str(name), **model), worker=WorkerSettings(engine="native", threads=threads)
+    )
+
+
 def runner(
     name: str | Path, *, blocks: int = 256, threads: int = 1, variant: Variant | None = None, **model: Any
 ) -> NativeRunner:
     """A runner with a private pool of `blocks` blocks attached."""
-    settings = Settings(
-        model=ModelSettings(name=str(name), **model), worker=WorkerSettings(engine="native", threads=threads)
-    )
-    made = NativeRunner(settings, variant)
+    made = NativeRunner(settings(name, threads=threads, **model), variant)
     made.attach(KvPool.create_private(made.geometry, blocks))
     return made
 

@@ -116,7 +116,9 @@ void Executor::prepare(const Step& step) {
 int Executor::step(const Step& step) {
   if (!valid(step)) return -1;
   prepare(step);
-  team_.run(team_.size(), [](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  cores_.work();
+  team_.run(allowed(), [](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  cores_.rest();
   return 0;
 }
 
@@ -129,7 +131,7 @@ int Executor::choose(const Step& step) {
     own.phase = 0;
     executor.choose_tokens(own);
   };
-  team_.run(step.sampled, work, this);
+  team_.run(std::min(step.sampled, allowed()), work, this);
   return 0;
 }
 
@@ -148,6 +150,11 @@ void Executor::walk(int thread) {
   auto before = std::chrono::steady_clock::now();
   for (size_t i = 0; i < ops_.size(); i++) {
     const Op& op = ops_[i];
+    if (thread == 0) {
+      cores_.work();
+    } else if (thread >= allowed()) {
+      return;  // until the next step
+    }
     if (op.code == EMBED) embed(op, own);
     if (op.code == PROJECT) project(op, own);
     if (op.code == ATTEND) attend(op, own);

@@ -8,6 +8,7 @@
 #include "abi.h"
 #include "attention_chunk.h"
 #include "attention_single.h"
+#include "cores.h"
 #include "linear.h"
 #include "rows.h"
 #include "sampling.h"
@@ -77,6 +78,12 @@ class Executor {
   // Only the choices of a step, out of logits that are there; 0, or -1 as above.
   int choose(const Step& step);
 
+  // From now on cores are shared with the other workers of the machine.
+  void join(Ledger* ledger, int seat) { cores_.join(ledger, seat); }
+
+  // How many threads a step may use now.
+  int allowed() const { return cores_.allowed(team_.size()); }
+
   // Seconds that thread 0 has spent in each operation, added up while `seconds` is set.
   void profile(double* seconds) { seconds_ = seconds; }
 
@@ -128,6 +135,7 @@ class Executor {
   const std::vector<Op> ops_;
   const int hidden_stride_, wide_stride_, attended_stride_, most_groups_, tile_rows_;
   Team team_;
+  Cores cores_;
 
   const Step* step_ = nullptr;
   Buffer<float> hidden_, wide_, attended_, records_;

@@ -32,6 +32,14 @@ BATON_EXPORT int32_t baton_choose(void* executor, const baton::Step* step) {
   }
 }
 
+BATON_EXPORT void baton_join(void* executor, void* ledger, int32_t seat) {
+  static_cast<baton::Executor*>(executor)->join(static_cast<baton::Ledger*>(ledger), seat);
+}
+
+BATON_EXPORT int32_t baton_allowed(void* executor) {
+  return static_cast<baton::Executor*>(executor)->allowed();
+}
+
 BATON_EXPORT void baton_profile(void* executor, double* seconds) {
   static_cast<baton::Executor*>(executor)->profile(seconds);
 }

@@ -108,6 +108,12 @@ class Library:
         self._choose = loaded.baton_choose
         self._choose.argtypes = [c_void_p, POINTER(CStep)]
         self._choose.restype = c_int32
+        self._join = loaded.baton_join
+        self._join.argtypes = [c_void_p, c_void_p, c_int32]
+        self._join.restype = None
+        self._allowed = loaded.baton_allowed
+        self._allowed.argtypes = [c_void_p]
+        self._allowed.restype = c_int32
         self._profile = loaded.baton_profile
         self._profile.argtypes = [c_void_p, POINTER(c_double)]
         self._profile.restype = None
@@ -155,6 +161,14 @@ class Executor:
             raise ValueError("a step names tokens, rows or KV slots that do not exist")
         if code:
             raise MemoryError("no memory for the buffers of a step")
+
+    def join(self, ledger: int, seat: int) -> None:
+        """From now on, share cores by the ledger at this address, which stays mapped until `close`."""
+        self._library._join(self._handle, ledger, seat)
+
+    def allowed(self) -> int:
+        """How many threads a step may use now."""
+        return int(self._library._allowed(self._handle))
 
     def profile(self) -> ctypes.Array[c_double]:
         """From now on, seconds spent in each operation are added up here: float64 [operations]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.config.settings import Settings
@@ -80,7 +81,7 @@ def _create_native(settings: Settings) -> Runner | None:
         from baton.runner.native_runner import NativeRunner
 
         try:
-            return NativeRunner(settings)
+            return NativeRunner(settings, ledger=Path(settings.worker.shm_dir))
         except (BuildError, UnsupportedModel) as error:
             if wanted:
                 raise

@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from baton.models.catalogue import default_cache_dir, resolve
 from baton.models.config import DecoderConfig, load_config
 from baton.models.errors import UnsupportedModel
 from baton.protocol.liveness import Geometry, ModelInfo
+from baton.runner.core_ledger import CoreLedger
 from baton.runner.native_ops import RopeTable, check, operations, shape
 from baton.runner.native_sampling import NativeSampling
 from baton.runner.native_step import StepArrays
@@ -35,10 +37,13 @@ _WARM_UP_TOKENS = 40  # a chunk over several blocks
 class NativeRunner:
     """A `Runner` over the compiled kernels. Loads the model when made."""
 
-    def __init__(self, settings: Settings, variant: Variant | None = None) -> None:
+    def __init__(
+        self, settings: Settings, variant: Variant | None = None, ledger: Path | None = None
+    ) -> None:
         """
         Args:
             variant: of the kernels; by default the best for this CPU. All give the same bits.
+            ledger: folder of the machine's core ledger, to use idle workers' cores too; by default none are.
 
         Raises:
             ModelError: the model is not there, damaged, or not supported.
@@ -71,10 +76,16 @@ class NativeRunner:
         )
         library = Library(build(cache_dir, variant))
         self.weights = load_packed(found.path, config, weights, cache_dir)
-        threads = settings.worker.threads or os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+        threads = settings.worker.threads or cores
+        self._ledger = _take_seat(ledger, threads)
         self._executor: Executor = library.executor(
-            shape(config, settings.model.block_size), operations(config, self.weights), threads
+            shape(config, settings.model.block_size),
+            operations(config, self.weights),
+            threads if self._ledger is None else max(threads, cores),
         )
+        if self._ledger is not None:
+            self._executor.join(self._ledger.address, self._ledger.seat)
         self._arrays = StepArrays(RopeTable(config), -(-config.vocab_size // 8) * 8)
         self._sampling = NativeSampling(self.model.vocab_size)
         self._pool: KvPool | None = None
@@ -156,6 +167,8 @@ class NativeRunner:
         """Let go of the model and the pool's pages. Idempotent."""
         self._executor.close()
         self._pool = None
+        if self._ledger is not None:
+            self._ledger.leave()
 
     def _attached(self) -> KvPool:
         if self._pool is None:
@@ -168,6 +181,16 @@ class NativeRunner:
         step, logits = self._arrays.lay_out(slices, wanted, pool)
         self._executor.step(step)
         return logits[:, : self.model.vocab_size]
+
+
+def _take_seat(directory: Path | None, threads: int) -> CoreLedger | None:
+    if directory is None:
+        return None
+    try:
+        return CoreLedger(directory, threads)
+    except OSError as error:
+        log.warning("cores are not shared with other workers: %s", error)
+        return None
 
 
 def _check_dtypes(settings: Settings) -> None:
