@@ -206,6 +206,11 @@ async def test_a_key_asks_its_models_only(cluster: Cluster, http: aiohttp.Client
             assert len((await answer.json())["data"]) == count
         async with http.get(url + "/v1/models/mock", headers=as_key(key)) as answer:
             assert answer.status == (200 if count else 403)
+    asked = {"model": "mock", "prompt": "x", "tokens": [1], "messages": [{"role": "user", "content": "x"}]}
+    for path in ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens"):
+        sent = {key: value for key, value in asked.items() if key != "messages" or "messages" in path}
+        async with http.post(url + path, json=sent, headers=as_key("other")) as answer:
+            assert answer.status == 403, path
     status, _, headers = await ask(http, url, "ours")
     assert status == 200 and headers["x-ratelimit-limit-tokens"] == "90000"
 

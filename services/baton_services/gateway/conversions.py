@@ -12,6 +12,7 @@ from baton_services.gateway import build
 from baton_services.gateway.body import read_json
 from baton_services.gateway.errors import invalid, unsupported
 from baton_services.gateway.exchanges import Exchanges
+from baton_services.gateway.limits import check_model
 from baton_services.gateway.parse import parse
 from baton_services.gateway.schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from baton_services.gateway.web_app import REQUEST_ID
@@ -29,6 +30,7 @@ class Converter:
 
     async def tokenize(self, http: web.Request) -> web.Response:
         request = parse(await read_json(http), TokenizeRequest)
+        check_model(http, request.model)
         message = Encode(generate=_generate(request, http[REQUEST_ID]))
         answer = await self._exchanges.call(request.model, message, _encoded, timeout_s=TIMEOUT_S)
         tokens = unpack_tokens(answer.tokens).tolist()
@@ -36,6 +38,7 @@ class Converter:
 
     async def detokenize(self, http: web.Request) -> web.Response:
         request = parse(await read_json(http), DetokenizeRequest)
+        check_model(http, request.model)
         message = Decode(tokens=pack_tokens(request.tokens))
         answer = await self._exchanges.call(request.model, message, _decoded, timeout_s=TIMEOUT_S)
         return _json({"prompt": answer.text})

@@ -128,6 +128,18 @@ class Limits:
         return settle
 
 
+LIMITS = web.AppKey("limits", Limits)
+
+
+def check_model(http: web.Request, model: str) -> None:
+    """As `Limits.check_model`, for handlers that generate nothing.
+
+    Raises:
+        HttpError: 403.
+    """
+    http.app[LIMITS].check_model(http, model)
+
+
 def headers(http: web.Request) -> dict[str, str]:
     """`x-ratelimit-*` as OpenAI sends them, for an answer to a key that has limits."""
     grant: Grant | None = http.get(GRANT)

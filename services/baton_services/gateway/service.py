@@ -31,7 +31,7 @@ from baton_services.gateway.counts import Counts
 from baton_services.gateway.errors import refused
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
-from baton_services.gateway.limits import Limits
+from baton_services.gateway.limits import LIMITS, Limits
 from baton_services.gateway.messages import errors as messages_errors
 from baton_services.gateway.messages.handlers import Messages
 from baton_services.gateway.openapi.document import OpenApi
@@ -148,6 +148,7 @@ class GatewayService:
         app.on_response_prepare.append(self._readers.add)
         app.on_response_prepare.append(web_app.common_headers(self._cors))
         app.on_response_prepare.append(messages_errors.name_request)
+        app[LIMITS] = self._limits
         app[BODIES] = Bodies(
             settings.max_body_mb * 2**20, settings.bodies_mb * 2**20, settings.body_idle_s, settings.body_s
         )

@@ -12,6 +12,7 @@ from baton_services.gateway import build
 from baton_services.gateway.body import expect, read_json
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
+from baton_services.gateway.limits import check_model
 from baton_services.gateway.messages import translate
 from baton_services.gateway.messages.schema import CountRequest, MessagesRequest
 from baton_services.gateway.messages.shape import MessageShape
@@ -48,6 +49,7 @@ class Messages:
     async def count(self, http: web.Request) -> web.Response:
         """How many tokens the prompt of such a request has."""
         request = parse(await read_json(http), CountRequest)
+        check_model(http, request.model)
         chat, rename = translate.chat(request, reasons=self._reasons(request.model))
         with named(rename):
             generate = build.chat(chat, self._generator.envelope(http)).prompts[0][0]

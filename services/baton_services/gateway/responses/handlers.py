@@ -18,6 +18,7 @@ from baton_services.gateway.errors import HttpError, invalid, refused, unsupport
 from baton_services.gateway.exchanges import Exchanges
 from baton_services.gateway.generate import Generator
 from baton_services.gateway.keys import caller
+from baton_services.gateway.limits import check_model
 from baton_services.gateway.naming import named
 from baton_services.gateway.parse import parse
 from baton_services.gateway.responses import items, translate, truncation
@@ -85,6 +86,7 @@ class Responses:
     async def count(self, http: web.Request) -> web.Response:
         """How many tokens the input of such a request has."""
         request = parse(await read_json(http), InputTokensRequest)
+        check_model(http, request.model)
         _, chat, places = await self._conversation(http, request)
         with named(translate.renamed(places, bool(request.instructions))):
             answer = await self._encode(http, chat)
