@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 
 import msgspec
 
@@ -16,11 +16,11 @@ from baton.batch.state import Jobs
 from baton.bus.inbox import Inbox
 from baton.bus.stored import AWAY, StoreError, patiently
 from baton.protocol.batch import Nudge
-from baton.protocol.liveness import Role
 from baton.service.base import ServiceHost
 from baton.telemetry.logs import get_logger
 from baton.telemetry.metrics import BatchMetrics
-from baton_services.batch import finishing, loading
+from baton_services.batch import finishing
+from baton_services.batch.admission import Admission, Edit, into
 from baton_services.batch.finishing import Ending, Unfinished
 from baton_services.batch.outlet import Outlet
 
@@ -32,8 +32,6 @@ SETTLE_S = 1.5  # until it is known which other batch services live
 LETTING_GO_S = 3.0  # in which requests of a job that ends are given up everywhere
 BROKEN_S = 10.0
 LOST_S = 60.0  # an entry of a job whose record never came
-
-Edit = Callable[[Job], bool]
 
 
 class Keeper:
@@ -48,6 +46,7 @@ class Keeper:
         self._outlet = outlet
         self._metrics = metrics
         self._keep_s = keep_s
+        self._admission = Admission(host, jobs, files, self._change)
         self._busy: dict[str, asyncio.Task[None]] = {}  # jobs for which something longer is under way
         self._told: dict[str, tuple[str, Counts | None]] = {}
         self._missing: dict[str, float] = {}
@@ -97,9 +96,9 @@ class Keeper:
         if job.over:
             self._spawn(job, self._retire(job))
         elif job.status == "validating":
-            self._spawn(job, self._validate(job))
+            self._spawn(job, self._admission.validate(job))
         elif job.status == "in_progress" and job.input_file_id and not job.loaded:
-            self._spawn(job, self._load(job))
+            self._spawn(job, self._admission.load(job))
         elif job.status == "in_progress":
             await self._follow(job)
         elif job.status == "finalizing":
@@ -156,65 +155,6 @@ class Keeper:
             await self._tell(changed, changed.counts)
         return changed
 
-    # --- from a file to requests -------------------------------------------------------------------------
-
-    def _served(self) -> frozenset[str]:
-        beats = self._host.directory.live(Role.TOKENIZER)
-        infos = [beat.model_info for beat in beats if beat.model_info is not None]
-        return frozenset(name for info in infos for name in (info.name, *info.aliases))
-
-    async def _validate(self, job: Job) -> None:
-        if time.time() >= job.expires_at:
-            await self._change(job, _into("validating", "expired"))
-            return
-        if not self._served():
-            await asyncio.sleep(ROUND_S)  # which model is meant cannot be checked yet
-            return
-        found = await loading.read(self._files, job, self._served())
-        try:
-
-            def edit(job: Job) -> bool:
-                if job.status != "validating":
-                    return False
-                job.model, job.errors = found.model, found.errors
-                if not found.errors:
-                    job.total = job.counts.total = len(found.order)
-                job.enter("failed" if found.errors else "in_progress", int(time.time()))
-                return True
-
-            changed = await self._change(job, edit)
-            if changed.status == "in_progress" and not changed.loaded:
-                await self._put(changed, found)
-        finally:
-            found.close()
-
-    async def _load(self, job: Job) -> None:
-        """Goes on where a keeper died between checking a file and putting all of it into the queue."""
-        found = await loading.read(self._files, job, frozenset({job.model}))
-        try:
-            if found.errors:
-                log.warning("job %s is ended: its input is gone (%s)", job.id, found.errors[0].message)
-                await self._change(job, _into("in_progress", "cancelling"))
-                return
-            await self._put(job, found)
-        finally:
-            found.close()
-
-    async def _put(self, job: Job, found: loading.Input) -> None:
-        if self._host.settings.batch.order == "prefix":
-            found.order.sort()
-        async for done in loading.load(self._jobs, job, found):
-            now = await self._jobs.get(job.owner, job.id)
-            if now is None or now[0].status != "in_progress":
-                return
-            log.debug("job %s: %d of %d requests are in the queue", job.id, done, job.total)
-
-        def edit(job: Job) -> bool:
-            job.loaded = True
-            return job.status == "in_progress"
-
-        await self._change(job, edit)
-
     # --- while requests run ------------------------------------------------------------------------------
 
     async def _follow(self, job: Job) -> None:
@@ -226,7 +166,7 @@ class Keeper:
                 total = await self._jobs.items(job)
                 await self._change(job, _total(total))
         elif counts.completed + counts.failed >= job.total:
-            await self._change(job, _into("in_progress", "finalizing", counts))
+            await self._change(job, into("in_progress", "finalizing", counts))
             self._nudged.set()
             return
         if time.time() >= job.expires_at:
@@ -248,7 +188,7 @@ class Keeper:
             return
         await asyncio.sleep(LETTING_GO_S)
         await finishing.lapse(self._jobs, self._outlet, changed)
-        await self._change(job, _into("in_progress", "finalizing"))
+        await self._change(job, into("in_progress", "finalizing"))
 
     # --- the end -----------------------------------------------------------------------------------------
 
@@ -266,7 +206,7 @@ class Keeper:
         before = job.status
 
         def edit(job: Job) -> bool:
-            if not _into(before, status)(job):
+            if not into(before, status)(job):
                 return False
             ending.apply(job)
             return True
@@ -299,17 +239,6 @@ class Keeper:
         data = (msgspec.msgpack if job.packed else msgspec.json).encode(told)
         subject = names.out(job.owner, job.id, "progress")
         await self._jobs.streams.publish(subject, data, headers={"Nats-Rollup": "sub"})
-
-
-def _into(before: str, status: str, counts: Counts | None = None) -> Edit:
-    def edit(job: Job) -> bool:
-        if job.status != before:
-            return False
-        job.counts = counts or job.counts
-        job.enter(status, int(time.time()))  # type: ignore[arg-type]
-        return True
-
-    return edit
 
 
 def _total(total: int) -> Edit:
