@@ -191,82 +191,79 @@ def test_what_is_stored_is_found_and_deleted(shared_baton: Running, client: Open
 class Gateway:
     """One more gateway of a running Baton, with keys."""
 
-    def __init__(self, baton: Running, folder: Path, *keys: str) -> None:
+    def __init__(self, baton: Running, folder: Path, name: str) -> None:
         settings = Settings(bus=baton.bus)
-        settings.gateway.port = 0
-        settings.gateway.keys_file = str(folder / "keys.toml")
-        for key in keys:
-            add(folder / "keys.toml", key, KeyEntry(sha256=digest(key)))
+        settings.gateway.port, settings.gateway.keys_file = 0, str(folder / "keys.toml")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        self._log = folder / "gateway.log"
+        self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*BATON, "serve", "gateway", "--id", "gateway-keyed"],
+                [*BATON, "serve", "gateway", "--id", f"gateway-{name}"],
                 env={**clean, **to_environ(settings)}, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
+
+    def wait_ready(self) -> str:
+        """Its URL."""
         until = time.monotonic() + 30
         while (found := re.search(r"listening on (http://\S+)", self._log.read_text())) is None:
             assert time.monotonic() < until, self._log.read_text()
             time.sleep(0.05)
-        self.url = found[1]
-        while send(self.url, "GET", "/ready").status != 200:
+        while send(found[1], "GET", "/ready").status != 200:
             assert time.monotonic() < until, self._log.read_text()
             time.sleep(0.05)
+        return found[1]
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+        assert "Traceback" not in self._log.read_text()
 
 
-def test_every_gateway_has_it_and_only_its_own_key_reads_it(
-    shared_baton: Running, client: OpenAI, tmp_path: Path
-) -> None:
-    gateway = Gateway(shared_baton, tmp_path, "ann", "ben")
-    try:
-        ann, ben = (
-            OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) for key in ("ann", "ben")
-        )
-        anns = ann.responses.create(**GREEDY, input="mine")
-        common = client.responses.create(**GREEDY, input="anybody's")
-        assert ann.responses.retrieve(anns.id) == anns
-        for other in (ben, client):
-            with pytest.raises(openai.NotFoundError):
-                other.responses.retrieve(anns.id)
-            with pytest.raises(openai.BadRequestError):
-                other.responses.create(**GREEDY, input="x", previous_response_id=anns.id)
+@pytest.fixture(scope="module")
+def keyed(shared_baton: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The URLs of two more gateways, which ask for the key of ann or ben."""
+    folder = tmp_path_factory.mktemp("keyed")
+    for name in ("ann", "ben"):
+        add(folder / "keys.toml", name, KeyEntry(sha256=digest(name)))
+    gateways = [Gateway(shared_baton, folder, name) for name in ("one", "two")]
+    yield [gateway.wait_ready() for gateway in gateways]
+    for gateway in gateways:
+        gateway.stop()
+
+
+def with_key(url: str, key: str) -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+
+
+def test_every_gateway_has_it_and_only_its_own_key_reads_it(client: OpenAI, keyed: list[str]) -> None:
+    ann, ben = with_key(keyed[0], "ann"), with_key(keyed[0], "ben")
+    anns = ann.responses.create(**GREEDY, input="mine")
+    common = client.responses.create(**GREEDY, input="anybody's")
+    for url in keyed:
+        assert with_key(url, "ann").responses.retrieve(anns.id) == anns
+    for other in (ben, client):
         with pytest.raises(openai.NotFoundError):
-            ann.responses.delete(common.id)
-    finally:
-        gateway.process.terminate()
-        assert gateway.process.wait(20) == 0
-    again = Gateway(shared_baton, tmp_path)
-    try:
-        ann = OpenAI(base_url=f"{again.url}/v1", api_key="ann", max_retries=0)
-        assert ann.responses.retrieve(anns.id) == anns
-    finally:
-        again.process.terminate()
-        again.process.wait(20)
+            other.responses.retrieve(anns.id)
+        with pytest.raises(openai.BadRequestError):
+            other.responses.create(**GREEDY, input="x", previous_response_id=anns.id)
+    with pytest.raises(openai.NotFoundError):
+        ann.responses.delete(common.id)
 
 
-def test_a_stream_is_cancelled_by_another_gateway(
-    shared_baton: Running, client: OpenAI, tmp_path: Path
-) -> None:
-    gateway = Gateway(shared_baton, tmp_path, "ann", "ben")
-    try:
-        ann, ben = (
-            OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) for key in ("ann", "ben")
-        )
-        for streams, cancels in ((client, client), (ann, ann)):
-            stream = iter(streams.responses.create(**LONG))
-            begun: Any = next(stream)
-            for other in {client, ann, ben} - {streams}:
-                with pytest.raises(openai.NotFoundError):
-                    other.responses.cancel(begun.response.id)
-            ended = cancels.responses.cancel(begun.response.id)
-            last: Any = list(stream)[-1]
-            assert (ended.status, last.type) == ("cancelled", "response.incomplete")
-            assert last.response == ended == streams.responses.retrieve(ended.id)
-            assert ended.usage and 0 < ended.usage.output_tokens == len(ended.output_text)
-            assert cancels.responses.cancel(ended.id) == ended
-    finally:
-        gateway.process.terminate()
-        gateway.process.wait(20)
+def test_a_stream_is_cancelled_by_another_gateway(client: OpenAI, keyed: list[str]) -> None:
+    ann, ben = with_key(keyed[0], "ann"), with_key(keyed[0], "ben")
+    for streams, cancels in ((client, client), (ann, with_key(keyed[1], "ann"))):
+        stream = iter(streams.responses.create(**LONG))
+        begun: Any = next(stream)
+        for other in {client, ann, ben} - {streams}:
+            with pytest.raises(openai.NotFoundError):
+                other.responses.cancel(begun.response.id)
+        ended = cancels.responses.cancel(begun.response.id)
+        last: Any = list(stream)[-1]
+        assert (ended.status, last.type) == ("cancelled", "response.incomplete")
+        assert last.response == ended == streams.responses.retrieve(ended.id)
+        assert ended.usage and 0 < ended.usage.output_tokens == len(ended.output_text)
+        assert cancels.responses.cancel(ended.id) == ended
     done = client.responses.create(**GREEDY, input="x")
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(done.id)
