@@ -63,11 +63,12 @@ def cluster(*flags: str) -> Iterator[RunInfo]:
 class Job:
     """A batch of these prompts."""
 
-    def __init__(self, run: RunInfo, prompts: list[str], tokens: int) -> None:
+    def __init__(self, run: RunInfo, prompts: list[str], tokens: int, *, varied: bool = False) -> None:
         self._api = Api(run.gateway_url)
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             for number, prompt in enumerate(prompts):
-                body = {"model": "mock", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+                length = _length(number, tokens) if varied else tokens
+                body = {"model": "mock", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
                 line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
                 file.write(json.dumps(line) + "\n")
             file.flush()
@@ -99,8 +100,10 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     flags += ("--worker-max-sequences", str(slots), "--prefill", "2")
     prompts = [f"{number} " + "text " * 4 for number in range(args.requests)]
     with cluster(*flags) as run:
-        flood = asyncio.run(_flood(run.gateway_url, slots + slots // 4, args))
-        done = list(Job(run, prompts, args.tokens).progress())
+        floods = [asyncio.run(_flood(run.gateway_url, 2 * slots, args))]
+        done = list(Job(run, prompts, args.tokens, varied=True).progress())
+        floods.append(asyncio.run(_flood(run.gateway_url, 2 * slots, args)))
+    flood = statistics.mean(floods)
     first = next(point for point in done if point[1] >= 0.2 * args.requests)
     last = next(point for point in reversed(done) if point[1] <= 0.8 * args.requests)
     rate = (last[1] - first[1]) * args.tokens / (last[0] - first[0])
@@ -113,18 +116,25 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _length(number: int, tokens: int) -> int:
+    """Of the answer to a request: half to one and a half times `tokens`, evenly spread."""
+    return tokens // 2 + number * 37 % tokens + 1
+
+
 async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
     """Tokens a second of so many clients that each ask again as soon as they are answered."""
-    done = 0
+    begun = done = 0
 
     async def ask(session: aiohttp.ClientSession, until: float) -> None:
-        nonlocal done
+        nonlocal begun, done
         while time.monotonic() < until:
-            body = {"model": "mock", "prompt": f"{done} text", "max_tokens": args.tokens, "ignore_eos": True}
+            length = _length(begun, args.tokens)
+            begun += 1
+            body = {"model": "mock", "prompt": f"{begun} text", "max_tokens": length, "ignore_eos": True}
             async with session.post("/v1/completions", json=body) as answer:
                 answer.raise_for_status()
                 await answer.read()
-            done += 1
+            done += length
 
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector) as session:
@@ -135,7 +145,7 @@ async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
             await asyncio.sleep(4)
             before, began = done, time.monotonic()
             await asyncio.sleep(args.seconds / 3)
-            rate = (done - before) * args.tokens / (time.monotonic() - began)
+            rate = (done - before) / (time.monotonic() - began)
     return rate
 
 
