@@ -74,15 +74,24 @@ def read(path: Path) -> dict[str, KeyEntry]:
         raise KeyFileError(f"key file {path}: {error.strerror or error}") from error
     if len(raw) > MAX_FILE_BYTES:
         raise KeyFileError(f"key file {path}: larger than {MAX_FILE_BYTES >> 20} MB")
+    return parse(raw, f"key file {path}")
+
+
+def parse(text: bytes | str, where: str) -> dict[str, KeyEntry]:
+    """Every key of such a file's content, by name; `where` is what errors call it.
+
+    Raises:
+        KeyFileError: not this format, or one hash under two names.
+    """
     try:
-        entries = msgspec.toml.decode(raw, type=dict[str, KeyEntry])
+        entries = msgspec.toml.decode(text, type=dict[str, KeyEntry])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise KeyFileError(f"key file {path}: {error}") from error
+        raise KeyFileError(f"{where}: {error}") from error
     owners: dict[str, str] = {}
     for name, entry in entries.items():
         check_name(name)
         if owners.setdefault(entry.sha256, name) != name:
-            raise KeyFileError(f"key file {path}: {owners[entry.sha256]} and {name} are the same key")
+            raise KeyFileError(f"{where}: {owners[entry.sha256]} and {name} are the same key")
     return entries
 
 

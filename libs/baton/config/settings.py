@@ -189,6 +189,10 @@ class GatewaySettings(Section):
     keys_file: Annotated[
         str, Meta(description="file of hashed keys with their limits, from `baton key`; empty: none")
     ] = ""
+    keys: Annotated[
+        str,
+        Meta(description="what such a file holds, where an environment is easier; empty: none", extra=SECRET),
+    ] = ""
     cors: Annotated[
         list[str], Meta(description="origins whose pages may use the API, https://host; *: all; empty: none")
     ] = []

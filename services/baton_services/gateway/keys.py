@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from baton.config.keys import KeyEntry, KeyFileError, digest, read
+from baton.config.keys import KeyEntry, KeyFileError, digest, parse, read
 from baton.telemetry.logs import get_logger
 from baton_services.gateway.errors import refused
 
@@ -80,8 +80,10 @@ class Keys:
         KeyFileError: the file cannot be read; once running, the keys read last stay valid instead.
     """
 
-    def __init__(self, api_key: str, path: str) -> None:
-        self._own = {digest(api_key): Key("api_key", digest(api_key)[:32])} if api_key else {}
+    def __init__(self, api_key: str, path: str, text: str = "") -> None:
+        self._own = {entry.sha256: _key(name, entry) for name, entry in parse(text, "gateway.keys").items()}
+        if api_key:
+            self._own[digest(api_key)] = Key("api_key", digest(api_key)[:32])
         self._path = Path(path) if path else None
         self._seen = self._look()
         self._keys = {**self._read(), **self._own}

@@ -62,7 +62,7 @@ class GatewayService:
         self._created = int(time.time())
         settings = host.settings.gateway
         try:
-            self._keys = keys.Keys(settings.api_key, settings.keys_file)
+            self._keys = keys.Keys(settings.api_key, settings.keys_file, settings.keys)
             self._cors = Cors(settings.cors)
         except (KeyFileError, ValueError) as error:
             raise StartupError(str(error)) from error

@@ -120,3 +120,14 @@ def test_a_request_goes_with_the_priority_of_its_key() -> None:
         request = CompletionRequest(model="m", prompt="p", priority=asked)
         plan = build.completion(request, build.Envelope("r", "", 1_000, rank))
         assert plan.prompts[0][0].priority == given
+
+
+def test_keys_of_the_environment_have_limits_as_well() -> None:
+    text = f'[ann]\nsha256 = "{digest("a")}"\nconcurrent = 3\n'
+    known = keys.Keys("own", "", text)
+    ann, own = known.find("a"), known.find("own")
+    assert ann is not None and (ann.name, ann.concurrent) == ("ann", 3)
+    assert own is not None and not own.limited
+    assert known.find("") is None and keys.Keys("", "", text).required
+    with pytest.raises(KeyFileError, match=r"gateway\.keys"):
+        keys.Keys("", "", "[ann]")

@@ -290,7 +290,7 @@ def _remove_pools(directory: str) -> None:
 
 
 def _ready(url: str, settings: Settings) -> str:
-    name = "KEY" if settings.gateway.keys_file else "BATON_GATEWAY_API_KEY"
+    name = "KEY" if settings.gateway.keys_file or settings.gateway.keys else "BATON_GATEWAY_API_KEY"
     key = f' -H "authorization: Bearer ${name}"' if settings.gateway.api_key else ""
     model = settings.model.name
     return (

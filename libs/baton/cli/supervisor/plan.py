@@ -55,7 +55,7 @@ def adapt(settings: Settings) -> list[str]:
             f"{missing} is not there: KV blocks go from prefill to decode over TCP instead of shared memory, "
             "which takes longer for long prompts"
         )
-    if settings.gateway.keys_file and not settings.gateway.api_key:
+    if (settings.gateway.keys_file or settings.gateway.keys) and not settings.gateway.api_key:
         settings.gateway.api_key = new_secret()  # for our own first request, and `baton chat` on this machine
     return notes
 

@@ -101,7 +101,8 @@ def check_space(settings: Settings, workers: int) -> list[str]:
 
 def open_to_all(settings: Settings) -> str:
     """A warning when others can reach the API without a key, else empty."""
-    if settings.gateway.api_key or settings.gateway.keys_file or settings.gateway.host in LOOPBACK:
+    gateway = settings.gateway
+    if gateway.api_key or gateway.keys_file or gateway.keys or gateway.host in LOOPBACK:
         return ""
     return (
         f"WARNING: the API listens on {settings.gateway.host}, which others can reach, and asks for no key. "
