@@ -54,6 +54,8 @@ def test_undisturbed_texts_last_from_one_command_to_the_next(tmp_path: Path) -> 
     assert later.fill(same) and later.capacity == 2.0
     assert [request.expected for request in same] == [f"text {index}" for index in range(4)]
     assert not later.fill(make(4, model="some-model", seed=2, tokens=8, longest=60))
+    later.fingerprint = "of another build"
+    assert not later.fill(same)
     (tmp_path / "texts").write_text("{")
     with pytest.raises(ValueError, match="remove it"):
         Undisturbed.load(tmp_path / "texts")

@@ -81,10 +81,12 @@ def expect_mock(requests: list[Request]) -> None:
 class Undisturbed:
     """What requests answered when nothing was done to anybody, and how many a second were answered then.
 
-    With a `path` it lasts from one command to the next, which then spares the undisturbed run.
+    With a `path` it lasts from one command to the next, which then spares the undisturbed run. Texts are
+    kept by the workers' `fingerprint`: another build may answer otherwise.
     """
 
     path: Path | None = None
+    fingerprint: str = ""
     capacity: float = 0.0  # requests a second; 0: not measured yet
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -95,13 +97,13 @@ class Undisturbed:
             return cls(path)
         try:
             stored = json.loads(path.read_text())
-            return cls(path, float(stored["capacity"]), dict(stored["texts"]))
+            return cls(path, "", float(stored["capacity"]), dict(stored["texts"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no texts of an undisturbed run; remove it") from error
 
     def fill(self, requests: list[Request]) -> bool:
         """Fills in the right texts; False if some are not known."""
-        known = [self.texts.get(_key(request)) for request in requests]
+        known = [self.texts.get(self._key(request)) for request in requests]
         for request, text in zip(requests, known, strict=True):
             request.expected = text or ""
         return None not in known and self.capacity > 0
@@ -109,12 +111,12 @@ class Undisturbed:
     def keep(self, requests: list[Request], seconds: float) -> None:
         """Takes over what an undisturbed run of `requests` gave, and makes the requests new again."""
         for request in requests:
-            self.texts[_key(request)] = request.expected = request.text
+            self.texts[self._key(request)] = request.expected = request.text
             request.text, request.slowest_s, request.first_s, request.ended = "", 0.0, 0.0, False
         self.capacity = len(requests) / seconds
         if self.path is not None:
             self.path.write_text(json.dumps({"capacity": self.capacity, "texts": self.texts}))
 
-
-def _key(request: Request) -> str:
-    return sha256(json.dumps(request.body, sort_keys=True).encode()).hexdigest()[:32]
+    def _key(self, request: Request) -> str:
+        asked = json.dumps([self.fingerprint, request.body], sort_keys=True)
+        return sha256(asked.encode()).hexdigest()[:32]

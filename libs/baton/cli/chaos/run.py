@@ -126,6 +126,7 @@ async def _run(
     requests = make(
         options.requests, model=model, seed=options.seed, tokens=options.tokens, longest=options.longest
     )
+    undisturbed.fingerprint = stage.fingerprint()
     if not undisturbed.fill(requests) and (model != "mock" or options.load):
         await _measure(Load(stage.gateways, options.at_once), requests, undisturbed)
     if model == "mock":

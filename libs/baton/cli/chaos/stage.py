@@ -145,6 +145,11 @@ class Stage:
             missing.append("a tokenizer that can route")
         return missing
 
+    def fingerprint(self) -> str:
+        """Of what the workers compute with."""
+        workers = [beat.worker for role in WORKERS for beat in self.beats(role)]
+        return next((worker.fingerprint for worker in workers if worker is not None), "")
+
     def held(self) -> dict[str, int]:
         """KV blocks and sequences that workers hold, by id, as their last heartbeats say."""
         held = {}
