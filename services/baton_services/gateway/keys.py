@@ -110,7 +110,7 @@ class Keys:
                 continue
             self._seen = seen
             try:
-                self._keys = {**self._read(), **self._own}
+                self._keys = {**await asyncio.to_thread(self._read), **self._own}
             except KeyFileError as error:
                 log.error("%s; the keys read before stay valid until it is put right", error)
             else:

@@ -50,6 +50,7 @@ def common_headers(cors: Cors) -> Callable[[web.Request, web.StreamResponse], Aw
     async def add(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-request-id"] = request[ECHO_ID]
         response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Server"] = "baton"
         response.headers.update(limits.headers(request))
         response.headers.update(cors.headers(request))
 
