@@ -14,10 +14,10 @@ SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips -p figures $(PARALLEL)
 
-.PHONY: help run setup test test-all chart conformance lint format clean
+.PHONY: help run setup test test-all chart conformance bench-engine lint format clean
 
 help: ## what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## set up, take the default model, start Baton and stay in the foreground
 	@$(SETUP) run
@@ -41,6 +41,10 @@ chart: setup ## render the Helm chart to deploy/manifests and check what comes o
 conformance: setup ## check answers against OpenAI's schema: make conformance SPEC=path/to/openapi.json
 	@test -n "$(SPEC)" || { echo "SPEC=path/to/openapi.json is missing"; exit 2; }
 	@PYTHONPATH=tests/plugins $(BIN)/python tests/conformance/conformance.py "$(SPEC)"
+
+bench-engine: setup ## what a step costs on this CPU, operation by operation
+	@$(BIN)/baton pull
+	@$(BIN)/python benchmarks/cpu.py $(ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

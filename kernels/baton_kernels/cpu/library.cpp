@@ -1,5 +1,6 @@
 // What the library offers; library.py calls it.
 #include "executor.h"
+#include "measure.h"
 
 #define BATON_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -42,4 +43,11 @@ BATON_EXPORT int32_t baton_allowed(void* executor) {
 
 BATON_EXPORT void baton_profile(void* executor, double* seconds) {
   static_cast<baton::Executor*>(executor)->profile(seconds);
+}
+
+// Peaks of this machine, one thread's; what they return keeps the compiler from leaving the work out.
+BATON_EXPORT int32_t baton_multiply_bytes(int64_t rounds) { return baton::multiply_bytes(rounds); }
+BATON_EXPORT float baton_multiply_floats(int64_t rounds) { return baton::multiply_floats(rounds); }
+BATON_EXPORT int32_t baton_read_bytes(const void* data, int64_t bytes) {
+  return baton::read_bytes(static_cast<const uint8_t*>(data), bytes);
 }

@@ -117,6 +117,28 @@ class Library:
         self._profile = loaded.baton_profile
         self._profile.argtypes = [c_void_p, POINTER(c_double)]
         self._profile.restype = None
+        self._multiply_bytes = loaded.baton_multiply_bytes
+        self._multiply_bytes.argtypes = [c_int64]
+        self._multiply_floats = loaded.baton_multiply_floats
+        self._multiply_floats.argtypes = [c_int64]
+        self._multiply_floats.restype = c_float
+        self._read_bytes = loaded.baton_read_bytes
+        self._read_bytes.argtypes = [c_void_p, c_int64]
+
+    def multiply_bytes(self, rounds: int) -> int:
+        """Does as many multiplications of bytes as one thread can, and says how many."""
+        self._multiply_bytes(rounds)
+        return rounds * 12 * 32
+
+    def multiply_floats(self, rounds: int) -> int:
+        """Does as many multiply-adds of float32 as one thread can, and says how many."""
+        self._multiply_floats(rounds)
+        return rounds * 12 * 8
+
+    def read_bytes(self, address: int, count: int) -> int:
+        """Reads memory as fast as one thread can; `count` bytes, a multiple of 128."""
+        self._read_bytes(address, count)
+        return count
 
     def executor(self, shape: CShape, ops: list[COp], threads: int) -> Executor:
         """Prepares a list of operations; what their pointers name must outlive the executor.
