@@ -34,6 +34,8 @@ class Direct:
         around = self._shape.around(index)
         if around is not None:
             self._around[index] = around
+        else:
+            self._around.pop(index, None)
 
     def take(self, index: int, delta: TextDelta) -> bool:
         """Writes a delta, or says that it is the handler's."""

@@ -113,3 +113,17 @@ def test_a_failure_amid_the_stream_is_an_error_event(error: HttpError) -> None:
     name, data, *rest = frame.split("\n")
     assert (name, rest) == ("event: error", ["", ""])
     assert json.loads(data.removeprefix("data: "))["error"]["message"] == error.message
+
+
+def test_plain_text_can_be_written_without_its_handler() -> None:
+    made = shape()
+    made.first(0)
+    assert made.around(0) is None
+    made.text(0, delta("a"))
+    around = made.around(0)
+    assert around is not None
+    for words in ("b", '"text":"', "é\u2028\n"):
+        written = around[0] + json.dumps(words, ensure_ascii=False).encode() + around[1]
+        assert named_events(written) == named_events(b"".join(map(made.frame, made.text(0, delta(words)))))
+    made.text(0, delta(calls=[CallDelta(0, "c", "f", "", 0)]))
+    assert made.around(0) is None

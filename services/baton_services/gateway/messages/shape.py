@@ -61,8 +61,13 @@ class MessageShape:
                 events.append(self._piece({"type": "input_json_delta", "partial_json": call.arguments}))
         return events
 
-    def around(self, index: int) -> None:
-        """Nothing is prepared: which block text belongs to changes."""
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """What `text` makes of a delta, but for its text, while a text block is open."""
+        if self._open != "text":
+            return None
+        # Nowhere else does this stand: within a string its quotes would be escaped.
+        head, mark, tail = self.frame(self._piece({"type": "text_delta", "text": ""})).partition(b'"text":')
+        return head + mark, tail.removeprefix(b'""')
 
     def last(self, index: int, finish: str) -> list[Json]:
         self._finish = finish
