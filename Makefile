@@ -38,6 +38,9 @@ chart: setup ## render the Helm chart to deploy/manifests and check what comes o
 	@$(BIN)/python deploy/kubernetes.py $(ARGS)
 	@$(PYTEST) -q tests/unit/deploy
 
+test-kernels: setup ## the GPU kernels' tests, and every configuration compiled for sm_80, sm_90 and sm_100
+	@$(PYTEST) tests/unit/kernels_gpu tests/integration/test_triton_workers.py $(ARGS)
+
 conformance: setup ## check answers against OpenAI's schema: make conformance SPEC=path/to/openapi.json
 	@test -n "$(SPEC)" || { echo "SPEC=path/to/openapi.json is missing"; exit 2; }
 	@PYTHONPATH=tests/plugins $(BIN)/python tests/conformance/conformance.py "$(SPEC)"

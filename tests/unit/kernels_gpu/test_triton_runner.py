@@ -142,6 +142,7 @@ def test_blocks_move_between_workers(folder: Path) -> None:
     assert got == expected[1:]
 
 
+@pytest.mark.slow
 def test_a_slot_with_a_new_owner_is_not_taken_for_the_old(folder: Path) -> None:
     runner = made(TritonRunner, folder)
     pool = runner._mirror._pool
@@ -154,6 +155,7 @@ def test_a_slot_with_a_new_owner_is_not_taken_for_the_old(folder: Path) -> None:
     assert (runner._mirror.pages.raw[4].cpu().numpy() == fresh).all()
 
 
+@pytest.mark.slow
 def test_warm_up_leaves_the_pool_alone(folder: Path) -> None:
     runner = made(TritonRunner, folder)
     runner.warm_up()
