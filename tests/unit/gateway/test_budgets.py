@@ -18,7 +18,7 @@ def ask(**fields: int) -> Take:
     return Take(key="k", gateway="g", **{"tokens": 0, "running": 1, **fields})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS, st.floats(0, 1))
 def test_no_minute_holds_more_than_the_limit(steps: list[tuple[float, int]], start: float) -> None:
     budget, now, taken = Budget(), start, []
