@@ -14,7 +14,7 @@ SETUP = VENV="$(abspath $(VENV))" sh deploy/setup/setup.sh
 PARALLEL = -n auto --dist loadfile --no-loadscope-reorder
 PYTEST = PYTHONPATH=tests/plugins $(BIN)/python -m pytest -p no_skips -p figures $(PARALLEL)
 
-.PHONY: help run setup test test-all chart conformance bench-engine lint format clean
+.PHONY: help run setup test test-all test-kernels chart conformance bench-engine lint format clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
