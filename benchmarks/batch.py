@@ -98,7 +98,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     own = slots / (step_us + token_us * slots) * 1e6
     flags = ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
     flags += ("--worker-max-sequences", str(slots), "--prefill", "2")
-    prompts = [f"{number} " + "text " * 4 for number in range(args.requests)]
+    prompts = [_prompt(number) for number in range(args.requests)]
     with cluster(*flags) as run:
         floods = [asyncio.run(_flood(run.gateway_url, 2 * slots, args))]
         done = list(Job(run, prompts, args.tokens, varied=True).progress())
@@ -116,6 +116,10 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _prompt(number: int) -> str:
+    return f"{number} " + "text " * 4
+
+
 def _length(number: int, tokens: int) -> int:
     """Of the answer to a request: half to one and a half times `tokens`, evenly spread."""
     return tokens // 2 + number * 37 % tokens + 1
@@ -130,7 +134,7 @@ async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
         while time.monotonic() < until:
             length = _length(begun, args.tokens)
             begun += 1
-            body = {"model": "mock", "prompt": f"{begun} text", "max_tokens": length, "ignore_eos": True}
+            body = {"model": "mock", "prompt": _prompt(begun), "max_tokens": length, "ignore_eos": True}
             async with session.post("/v1/completions", json=body) as answer:
                 answer.raise_for_status()
                 await answer.read()
