@@ -75,7 +75,7 @@ def _one_split(
     return peak, total, mixed
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "layer"])
 def _attention(
     queries, values, scales, tables, tiles, items, sinks, out, parts, part_stats,
     query_stride, table_width, scale, cap, window, layer,

@@ -36,7 +36,7 @@ def _store(first, second, values, scales, at, scale_at, half, inside, largest, F
         tl.store(values + at + half + lane, second.to(values.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer"])
 def _rope_write(
     qkv, cos, sin, positions, slots, values, scales,
     heads, kv_heads, half, layer, block_size, block_values, block_floats, first_scale, largest,

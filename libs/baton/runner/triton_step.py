@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,26 +95,29 @@ def lay_out_decodes(slices: Sequence[Slice], rows: int, splits: int, shape: Page
     return StepLayout(ids, positions, slots, tables, plan, np.arange(rows, dtype=np.int32))
 
 
+def _places(layout: StepLayout) -> Iterator[tuple[np.ndarray, int]]:
+    """Each part and where it begins: on 16 bytes, or Triton would compile for every other alignment too."""
+    at = 0
+    for part in layout.parts():
+        yield part, at
+        at += -(-part.size // 4) * 4
+
+
 def size_of(layout: StepLayout) -> int:
-    """How many integers it has."""
-    return sum(part.size for part in layout.parts())
+    """How many integers it takes."""
+    return max(at + part.size for part, at in _places(layout))
 
 
 def fill(layout: StepLayout, host: Tensor) -> None:
     """Writes a layout to int32 `host` [>= size_of(layout)]."""
-    flat, at = host.numpy(), 0
-    for part in layout.parts():
+    flat = host.numpy()
+    for part, at in _places(layout):
         flat[at : at + part.size] = part.ravel()
-        at += part.size
 
 
 def views(layout: StepLayout, device: Tensor) -> StepTensors:
     """The parts of a copy on the device."""
-    found, at = [], 0
-    for part in layout.parts():
-        found.append(device[at : at + part.size].view(part.shape))
-        at += part.size
-    return StepTensors(*found)
+    return StepTensors(*(device[at : at + part.size].view(part.shape) for part, at in _places(layout)))
 
 
 def pinned(count: int, device: torch.device) -> Tensor:

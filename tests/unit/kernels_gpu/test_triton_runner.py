@@ -69,8 +69,8 @@ def answer(
 def test_whole_answers_are_the_torch_engines(folder: Path) -> None:
     ours, theirs = made(TritonRunner, folder), made(TorchRunner, folder)
     for rules in ({}, {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2}):
-        expected = answer(theirs, PROMPT, 5, [3, 5], 64, **rules)
-        assert answer(ours, PROMPT, 5, [3, 5], 13, **rules) == expected
+        expected = answer(theirs, PROMPT, 4, [3, 5], 64, **rules)
+        assert answer(ours, PROMPT, 4, [3, 5], 13, **rules) == expected
 
 
 def test_a_step_of_everything_has_the_torch_engines_logits(folder: Path) -> None:
