@@ -25,7 +25,7 @@ from baton_kernels.cpu.packing import quantise as pack_quantised
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-FINE_FROM = 2.4  # as in quantise.h
+FINE_FROM = 1.6  # as in quantise.h
 
 
 @cache

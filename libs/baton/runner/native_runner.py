@@ -31,6 +31,7 @@ from baton_kernels.cpu.library import CStep, Executor, Library
 
 log = logging.getLogger(__name__)
 
+_MOST_TIMES = 4  # its own threads: what a worker keeps to be able to borrow cores
 _WARM_UP_TOKENS = 40  # a chunk over several blocks
 
 
@@ -82,7 +83,7 @@ class NativeRunner:
         self._executor: Executor = library.executor(
             shape(config, settings.model.block_size),
             operations(config, self.weights),
-            threads if self._ledger is None else max(threads, cores),
+            threads if self._ledger is None else max(threads, min(cores, _MOST_TIMES * threads)),
         )
         if self._ledger is not None:
             self._executor.join(self._ledger.address, self._ledger.seat)
