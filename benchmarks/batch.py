@@ -1,6 +1,6 @@
-"""Batch jobs measured on the mock engine, whose step cost is known: `baton bench batch [PART ...]`.
+"""Batch jobs measured, on the mock engine if not told otherwise: `baton bench batch [PART ...]`.
 
-throughput   tokens a second of a job alone, against what the engine's cost model allows
+throughput   tokens a second of a job alone, against those of clients that keep the engine full
 latency      first tokens of interactive requests at half of the capacity, without a job and beside one
 order        a job whose requests share prefixes, in prefix order and in the order in which it came
 
@@ -38,7 +38,7 @@ OVER = ("completed", "failed", "expired", "cancelled")
 @contextlib.contextmanager
 def cluster(*flags: str) -> Iterator[RunInfo]:
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
-        command = [sys.executable, "-P", "-m", "baton.cli.main", "up", "--engine", "mock", "--port", "0"]
+        command = [sys.executable, "-P", "-m", "baton.cli.main", "up", "--port", "0"]
         command += ["--metrics-port", "0", "--log-level", "warning", *flags]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
         log = Path(folder, "log")
@@ -64,11 +64,12 @@ class Job:
     """A batch of these prompts."""
 
     def __init__(self, run: RunInfo, prompts: list[str], tokens: int, *, varied: bool = False) -> None:
+        """`varied`: answers of `_length` tokens, else of `tokens`."""
         self._api = Api(run.gateway_url)
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
             for number, prompt in enumerate(prompts):
                 length = _length(number, tokens) if varied else tokens
-                body = {"model": "mock", "prompt": prompt, "max_tokens": length, "ignore_eos": True}
+                body = {"model": run.model, "prompt": prompt, "max_tokens": length, "ignore_eos": True}
                 line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
                 file.write(json.dumps(line) + "\n")
             file.flush()
@@ -84,7 +85,7 @@ class Job:
         """(seconds, requests done) until it is over."""
         while (batch := self.look())["status"] not in OVER:
             yield time.monotonic(), batch["request_counts"]["completed"]
-            time.sleep(0.1)
+            time.sleep(0.25)
         if batch["status"] != "completed" or batch["request_counts"]["failed"]:
             raise RuntimeError(f"the job did not go well: {batch}")
 
@@ -96,24 +97,23 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
     """Between 20 and 80 % of a job: what its end and its beginning look like depends on its size."""
     step_us, token_us, slots = 20_000, 20, args.slots
     own = slots / (step_us + token_us * slots) * 1e6
-    flags = ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
-    flags += ("--worker-max-sequences", str(slots), "--prefill", "2")
+    flags = ("--engine", args.engine, "--worker-max-sequences", str(slots))
+    flags += ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
     prompts = [_prompt(number) for number in range(args.requests)]
     with cluster(*flags) as run:
-        floods = [asyncio.run(_flood(run.gateway_url, 2 * slots, args))]
+        floods = [asyncio.run(_flood(run, 2 * slots, args))]
         done = list(Job(run, prompts, args.tokens, varied=True).progress())
-        floods.append(asyncio.run(_flood(run.gateway_url, 2 * slots, args)))
+        floods.append(asyncio.run(_flood(run, 2 * slots, args)))
     flood = statistics.mean(floods)
     first = next(point for point in done if point[1] >= 0.2 * args.requests)
     last = next(point for point in reversed(done) if point[1] <= 0.8 * args.requests)
     rate = (last[1] - first[1]) * args.tokens / (last[0] - first[0])
-    return {
+    found = {
         "tokens_s": round(rate),
-        "engine_tokens_s": round(own),
-        "share": round(rate / own, 3),
         "clients_tokens_s": round(flood),
-        "share_of_clients": round(rate / flood, 3),
+        "share": round(rate / flood, 3),
     }
+    return {**found, "cost_model_tokens_s": round(own)} if args.engine == "mock" else found
 
 
 def _prompt(number: int) -> str:
@@ -125,7 +125,7 @@ def _length(number: int, tokens: int) -> int:
     return tokens // 2 + number * 37 % tokens + 1
 
 
-async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
+async def _flood(run: RunInfo, clients: int, args: argparse.Namespace) -> float:
     """Tokens a second of so many clients that each ask again as soon as they are answered."""
     begun = done = 0
 
@@ -134,14 +134,14 @@ async def _flood(url: str, clients: int, args: argparse.Namespace) -> float:
         while time.monotonic() < until:
             length = _length(begun, args.tokens)
             begun += 1
-            body = {"model": "mock", "prompt": _prompt(begun), "max_tokens": length, "ignore_eos": True}
+            body = {"model": run.model, "prompt": _prompt(begun), "max_tokens": length, "ignore_eos": True}
             async with session.post("/v1/completions", json=body) as answer:
                 answer.raise_for_status()
                 await answer.read()
             done += length
 
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(url, connector=connector) as session:
+    async with aiohttp.ClientSession(run.gateway_url, connector=connector) as session:
         until = time.monotonic() + 4 + args.seconds / 3
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
@@ -185,7 +185,7 @@ def latency(args: argparse.Namespace) -> dict[str, Any]:
     step_us, token_us, slots = 40_000, 20, 32
     step_ms = (step_us + token_us * slots) / 1_000
     rate = 0.5 * slots / step_ms * 1_000 / args.tokens
-    flags = ("--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
+    flags = ("--engine", "mock", "--mock-step-us", str(step_us), "--mock-token-us", str(token_us))
     flags += ("--worker-max-sequences", str(slots), "--router-local-prefill-tokens", "0")
     found: dict[str, Any] = {"requests_s": round(rate, 1), "step_ms": step_ms}
     with cluster(*flags) as run:
@@ -214,7 +214,7 @@ def order(args: argparse.Namespace) -> dict[str, Any]:
     prefixes = [f"{group:03d} " + "".join(draw.choices("abcdefgh ", k=600)) for group in range(80)]
     prompts = [f"{prefix} question {number}" for prefix in prefixes for number in range(12)]
     draw.shuffle(prompts)
-    flags = ("--mock-step-us", "2000", "--mock-token-us", "100", "--kv-memory-mb", "4")
+    flags = ("--engine", "mock", "--mock-step-us", "2000", "--mock-token-us", "100", "--kv-memory-mb", "4")
     flags += ("--kvstore-ram-mb", "0", "--worker-max-batch-tokens", "512", "--worker-max-sequences", "8")
     found: dict[str, Any] = {"requests": len(prompts), "tokens_of_prefixes": sum(map(len, prefixes))}
     for name in ("arrival", "prefix"):
@@ -232,6 +232,7 @@ def order(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="baton bench batch", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all without")
+    parser.add_argument("--engine", default="mock", help="for throughput: mock, or auto for a model")
     parser.add_argument("--requests", type=int, default=1_500, help="of the throughput job; default 1500")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer; default 64")
     parser.add_argument("--slots", type=int, default=64, help="of the worker, for throughput; default 64")
