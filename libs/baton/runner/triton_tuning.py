@@ -11,11 +11,13 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
 import torch
+from filelock import FileLock
 
 import baton_kernels.gpu
 from baton_kernels.gpu.linear import linear
@@ -67,15 +69,30 @@ class Tuning:
         options = candidates(compute, weight.format)
         if self._measure is None:
             return options[0]
+        with self._alone():
+            # Workers that start together must not choose differently: they could not share blocks.
+            self._known |= self._read()
+            if key not in self._known:
+                self._known[key] = self._fastest(key, weight, compute, options)
+                self._write()
+        return self._known[key]
+
+    def _fastest(self, key: str, weight: Weight, compute: torch.dtype, options: Sequence[Tiles]) -> Tiles:
+        assert self._measure is not None
         log.info("tuning %s on %s (once; kept in %s)", key, self._gpu, self._path)
         times = {}
         for number, tiles in enumerate(options):
             times[tiles] = self._measure(weight, compute, tiles)
             log.info("tuning %s: %d of %d, %.1f us", key, number + 1, len(options), times[tiles] * 1e6)
-        best = min(times, key=lambda tiles: times[tiles])
-        self._known[key] = best
-        self._write()
-        return best
+        return min(times, key=lambda tiles: times[tiles])
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """One process at a time, where the cache folder lets it."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return FileLock(self._path.with_suffix(".lock"))
+        except OSError:
+            return nullcontext()  # told by `_write`
 
     def _read(self) -> dict[str, Tiles]:
         try:

@@ -107,6 +107,7 @@ def test_tuning_is_done_once_and_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     asked: list[Tiles] = []
     device = torch.device("cpu")
     weight = quantise(torch.randn(64, 32), "int8")
+    beside = Tuning(device, tmp_path, measured(asked))  # has read that there is nothing yet
     options = candidates(torch.bfloat16, "int8")
     first = Tuning(device, tmp_path, measured(asked))
     with caplog.at_level(logging.INFO):
@@ -117,6 +118,8 @@ def test_tuning_is_done_once_and_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     assert again.choose(weight, torch.bfloat16) == options[1]
     assert len(asked) == len(options)
     assert again.name == first.name
+    assert beside.choose(weight, torch.bfloat16) == options[1]
+    assert len(asked) == len(options), "workers that start together choose once"
     plain = Tuning(device, tmp_path / "other")
     assert plain.choose(weight, torch.bfloat16) == options[0]
     assert plain.name != first.name
@@ -127,7 +130,7 @@ def test_a_damaged_tuning_file_is_made_anew(tmp_path: Path) -> None:
     device = torch.device("cpu")
     weight = quantise(torch.randn(64, 32), "int8")
     Tuning(device, tmp_path, measured(asked)).choose(weight, torch.bfloat16)
-    (file,) = (tmp_path / "tuning").iterdir()
+    (file,) = (tmp_path / "tuning").glob("*.json")
     file.write_text('{"64x32')
     Tuning(device, tmp_path, measured(asked)).choose(weight, torch.bfloat16)
     assert len(asked) == 2 * len(candidates(torch.bfloat16, "int8"))
