@@ -17,11 +17,11 @@ from running import Running
 from sse import check_stream, read_chunks
 
 from baton.protocol.sampling import SamplingParams
-from baton.runner.mock import expected_tokens
+from baton.runner.mock import expected_scores, expected_tokens
 
 FLAGS = (
     "--engine", "mock", "--kv-memory-mb", "32", "--router-local-prefill-tokens", "0", "--decode", "2",
-    "--mock-step-us", "2000", "--mock-token-us", "5",
+    "--mock-step-us", "2000", "--mock-token-us", "5", "--mock-max-context", "16384",
 )  # fmt: skip
 PROMPT = [97 + at * at % 26 for at in range(1_000)]
 
@@ -101,6 +101,16 @@ def test_lists_of_prompts_with_choices(baton: Running) -> None:
         for choice in range(3)
     ]
     assert [choice["text"].encode() for choice in answer["choices"]] == wanted
+
+
+def test_a_long_prompt_is_scored(baton: Running) -> None:
+    prompt = [97 + at * at % 26 for at in range(8_192)]
+    answer = ask(baton, "long", prompt=prompt, echo=True, logprobs=5, max_tokens=0)
+    told, wanted = answer["choices"][0]["logprobs"], expected_scores(prompt, 5)
+    assert told["token_logprobs"] == [None, *wanted.chosen.tolist()]
+    assert [len(top) for top in told["top_logprobs"][1:]] == [
+        5 + (token not in ids) for token, ids in zip(prompt[1:], wanted.top_ids.tolist(), strict=True)
+    ]
 
 
 LETTERS = st.text("abcdefghijklmnopqrstuvwxyz ", min_size=1, max_size=2)

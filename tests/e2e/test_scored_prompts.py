@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,13 @@ from sse import read_chunks
 from baton.protocol.sampling import SamplingParams
 from baton.runner.mock import expected_scores, expected_tokens
 
-FLAGS = (
-    "--engine", "mock", "--kv-memory-mb", "32", "--router-local-prefill-tokens", "0",
-    "--mock-step-us", "500", "--mock-token-us", "5", "--mock-max-context", "16384",
-)  # fmt: skip
 TEXT = "Ça va? 😀 bien"
 PROMPT = list(TEXT.encode())
 
 
-@pytest.fixture(scope="module")
-def baton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Running(tmp_path_factory.mktemp("scored"), *FLAGS) as running:
-        yield running
+@pytest.fixture
+def baton(shared_baton: Running) -> Running:
+    return shared_baton
 
 
 def ask(baton: Running, prompt: Any, **fields: Any) -> dict[str, Any]:
@@ -119,12 +113,6 @@ def test_a_cached_prompt_is_scored_all_the_same(baton: Running) -> None:
         answer = ask(baton, prompt, logprobs=1, max_tokens=1)
         check_prompt(answer["choices"][0]["logprobs"], prompt, 1)
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-
-def test_a_long_prompt(baton: Running) -> None:
-    prompt = [97 + at * at % 26 for at in range(8_192)]
-    answer = ask(baton, prompt, logprobs=5, max_tokens=0)
-    check_prompt(answer["choices"][0]["logprobs"], prompt, 5)
 
 
 def test_no_answer_needs_an_echo(baton: Running) -> None:
