@@ -39,6 +39,7 @@ class DeviceMirror:
         on_gpu = device.type == "cuda"
         # KV moves have a stream of their own: a peer that asks for a block does not wait for the whole step.
         self._stream = torch.cuda.Stream(device) if on_gpu else None
+        self._written = torch.cuda.Event() if on_gpu else None  # the last step's K and V
         staged = min(STAGED, pool.num_blocks)
         self._host = torch.empty(staged, shape.block_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         self._staging = torch.empty(staged, shape.block_bytes, dtype=torch.uint8, device=device)
@@ -55,6 +56,8 @@ class DeviceMirror:
     def wrote(self, slices: Sequence[Slice]) -> None:
         """After a step: its tokens' K and V are on the device only."""
         with self._lock:
+            if self._written is not None:
+                self._written.record()
             for part in slices:
                 end = part.start + len(part.tokens)
                 for number in range(part.start // self._size, -(-end // self._size)):
@@ -96,12 +99,12 @@ class DeviceMirror:
         self._ahead[slots] = False
 
     def _down(self, slot: int) -> None:
-        """The steps that wrote the slot are over: whoever asks for it was told of it after them."""
         target = torch.from_numpy(self._pool.data[slot])
-        if self._stream is None:
+        if self._stream is None or self._written is None:
             target.copy_(self.pages.raw[slot])
             return
         with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._written)  # a step that samples nothing is not waited for otherwise
             self._host[0].copy_(self.pages.raw[slot], non_blocking=True)
             self._stream.synchronize()
         target.copy_(self._host[0])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from baton.engine.plan import Slice
 from baton.runner.triton_decoder import Buffers, TritonDecoder
 from baton.runner.triton_step import (
     SPLIT,
+    StepLayout,
     StepTensors,
     fill,
     lay_out,
@@ -34,6 +36,7 @@ class DecodeShape:
     step: StepTensors
     logits: Tensor
     graph: Any  # torch.cuda.CUDAGraph, or None where there is no CUDA
+    copied: Any  # torch.cuda.Event: `host` may be written again
 
 
 class Steps:
@@ -65,9 +68,8 @@ class Steps:
 
     def all_rows(self, part: Slice) -> Tensor:
         """Logits float32 [tokens, vocab_size] of all of a slice's tokens; good until the next call."""
-        layout = lay_out([part], [0], self._pages.shape, self._queries_per_kv)
-        layout.sampled.resize(len(part.tokens), refcheck=False)
-        layout.sampled[:] = range(len(part.tokens))
+        every = np.arange(len(part.tokens), dtype=np.int32)
+        layout = replace(lay_out([part], [], self._pages.shape, self._queries_per_kv), sampled=every)
         self._make_room(len(layout.ids), len(layout.plan.items))
         return self._launch(layout)
 
@@ -78,7 +80,7 @@ class Steps:
             self._shape(rows, 1)
             rows *= 2
 
-    def _launch(self, layout: Any) -> Tensor:
+    def _launch(self, layout: StepLayout) -> Tensor:
         host = pinned(size_of(layout), self._device)
         fill(layout, host)
         step = views(layout, host.to(self._device, non_blocking=True))
@@ -88,11 +90,15 @@ class Steps:
         rows = power_of_two(len(slices))
         splits = power_of_two(max(part.start for part in slices) // SPLIT + 1)
         shape = self._shape(rows, splits)
-        fill(lay_out_decodes(slices, rows, splits, self._pages.shape), shape.host)
+        layout = lay_out_decodes(slices, rows, splits, self._pages.shape)
+        if shape.copied is not None:
+            shape.copied.synchronize()
+        fill(layout, shape.host)
         shape.device.copy_(shape.host, non_blocking=True)
         if shape.graph is None:
             self._decoder.forward(shape.step, self._pages, self._buffers)
         else:
+            shape.copied.record()
             shape.graph.replay()
         return shape.logits[: len(slices)]
 
@@ -108,14 +114,16 @@ class Steps:
         device = host.to(self._device)
         step = views(idle, device)
         logits = self._decoder.forward(step, self._pages, self._buffers)  # compiles what is new
-        graph = self._captured(step) if self._device.type == "cuda" else None
-        made = self._shapes[rows, splits] = DecodeShape(host, device, step, logits, graph)
+        on_gpu = self._device.type == "cuda"
+        graph, copied = (self._captured(step), torch.cuda.Event()) if on_gpu else (None, None)
+        made = self._shapes[rows, splits] = DecodeShape(host, device, step, logits, graph, copied)
         return made
 
     def _captured(self, step: StepTensors) -> Any:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Meanwhile the worker's other thread may copy blocks: that must not end the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._decoder.forward(step, self._pages, self._buffers)
         return graph
 
