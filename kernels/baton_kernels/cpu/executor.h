@@ -59,13 +59,13 @@ class QuantisedBuffer {
   void reserve(int64_t rows, int groups) {
     coarse_.reserve(rows * groups);
     fine_.reserve(rows * groups);
-    has_fine_.reserve(rows * flag_words(groups));
+    fine_rows_.reserve(int64_t(row_blocks(int(rows))) * groups);
   }
-  Quantised view() const { return {coarse_.view(), fine_.view(), has_fine_.get()}; }
+  Quantised view() const { return {coarse_.view(), fine_.view(), fine_rows_.get()}; }
 
  private:
   PlaneBuffer coarse_, fine_;
-  Buffer<uint64_t> has_fine_;
+  Buffer<uint64_t> fine_rows_;
 };
 
 class Executor {
@@ -91,7 +91,7 @@ class Executor {
   // Rows up to this many are prepared by every thread for itself, which saves a phase.
   static constexpr int FEW = 2;
   // Rows of a piece, where rows are made: embedded, written to pages; prepared for a linear layer.
-  static constexpr int SOME_ROWS = 16, PREPARED_ROWS = 4;
+  static constexpr int SOME_ROWS = 16, PREPARED_ROWS = FINE_STEP;
 
   struct Scratch {
     Buffer<float> row, queries, scores, keys, values, records, fresh;

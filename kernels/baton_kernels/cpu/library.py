@@ -82,6 +82,9 @@ class CStep(Structure):
     ]
 
 
+# CStep, to be written at once: a call for each field costs more than a small step has to spare.
+STEP = struct.Struct("@4i 7P q P q 4P 2i")
+
 # Choice of choice.h, field by field, and Chosen.
 CHOICE = struct.Struct("<4d 3f 5i 6Q 2i")
 CHOSEN = struct.Struct("<2i d")

@@ -12,8 +12,6 @@
 
 namespace baton {
 
-constexpr int MOST_GROUPS = 2048;  // of K: 65,536 values
-
 // Where results go: `out` [rows, stride] with the matrix's own columns first.
 struct Output {
   float* out;
@@ -90,25 +88,16 @@ __attribute__((noinline)) void accumulate_fine(F8* sum, const uint8_t* tile, con
   *sum = accumulate<Tile>(*sum, product, Tile::scales(tile), Tile::minima(tile), a, at);
 }
 
-// For each group, which rows of a block have a fine plane there: a bit a row.
+// Which rows of a block have a fine plane in a group: a bit a row.
 class FineRows {
  public:
-  FineRows(const Quantised& a, int first, int rows, int groups) {
-    for (int group = 0; group < groups; group++) rows_[group] = 0;
-    const int words = flag_words(groups);
-    for (int row = 0; row < rows; row++) {
-      const uint64_t* flags = a.has_fine + int64_t(first + row) * words;
-      for (int word = 0; word < words; word++) {
-        for (uint64_t rest = flags[word]; rest; rest &= rest - 1) {
-          rows_[word * 64 + std::countr_zero(rest)] |= uint64_t(1) << row;
-        }
-      }
-    }
-  }
-  uint64_t operator[](int group) const { return rows_[group]; }
+  FineRows(const Quantised& a, int first, int rows, int groups)
+      : rows_(a.fine_rows + int64_t(first / ROW_BLOCK) * groups), mask_(~uint64_t(0) >> (ROW_BLOCK - rows)) {}
+  uint64_t operator[](int group) const { return rows_[group] & mask_; }
 
  private:
-  uint64_t rows_[MOST_GROUPS];
+  const uint64_t* rows_;
+  const uint64_t mask_;  // the bytes of rows that are not there are old
 };
 
 // A few rows: sums stay in registers along all of K.
@@ -144,10 +133,10 @@ void few_rows(const Packed& w, int from, int to, const Quantised& a, const Outpu
       for (int r = 0; r < ROWS; r++) {
         sums[r] = accumulate<Tile>(sums[r], products[r], scales, minima, a.coarse, at + r);
       }
-      if (fine[group]) {
+      if (const uint64_t some = fine[group]) {
         BATON_UNROLL
         for (int r = 0; r < ROWS; r++) {
-          if (!(fine[group] >> r & 1)) continue;
+          if (!(some >> r & 1)) continue;
           if constexpr (Tile::EIGHT) {
             F8 sum = sums[r];
             accumulate_fine<Tile>(&sum, tile, a.fine, at + r);

@@ -26,10 +26,13 @@ struct Plane {
 
 struct Quantised {
   Plane coarse, fine;
-  uint64_t* has_fine;  // [rows][flag_words]: a bit a group
+  uint64_t* fine_rows;  // [block][group]: a bit for each row of the block that has a fine plane there
 };
 
-inline int flag_words(int groups) { return (groups + 63) / 64; }
+// Eight rows share a byte of fine_rows: one thread quantises them, in their order.
+constexpr int FINE_STEP = 8;
+
+inline int row_blocks(int rows) { return (rows + ROW_BLOCK - 1) / ROW_BLOCK; }
 
 // Where a group of a row lies, in units of groups. The last block is as wide as its rows.
 inline int64_t group_at(int row, int group, int rows, int groups) {
@@ -78,18 +81,20 @@ inline void quantise_row(const float* x, const Quantised& to, int row, int rows,
     squares = std::fma(scale, scale, squares);
   }
   const float border = std::sqrt(squares / float(groups)) * FINE_FROM;
-  uint64_t* flags = to.has_fine + int64_t(row) * flag_words(groups);
-  for (int i = 0; i < flag_words(groups); i++) flags[i] = 0;
+  const int place = row % ROW_BLOCK;
+  uint8_t* flags = reinterpret_cast<uint8_t*>(to.fine_rows + int64_t(row / ROW_BLOCK) * groups) + place / FINE_STEP;
   for (int group = 0; group < groups; group++, x += GROUP) {
     const int64_t at = group_at(row, group, rows, groups);
     const float scale = to.coarse.scale[at];
     F8 v[4];
     for (int i = 0; i < 4; i++) v[i] = load(x + i * LANES);
     quantise_group(v, scale, scale == 0.0f ? 0.0f : 1.0f / scale, to.coarse, at);
+    uint8_t& flag = flags[group * 8];
+    if (place % FINE_STEP == 0) flag = 0;
     if (scale > border) {
       const float finer = scale * (1.0f / FINER);
       quantise_group(v, finer, 1.0f / finer, to.fine, at);
-      flags[group / 64] |= uint64_t(1) << (group % 64);
+      flag = uint8_t(flag | 1 << (place % FINE_STEP));
     }
   }
 }

@@ -11,9 +11,12 @@ import numpy.typing as npt
 from baton.engine.plan import Slice
 from baton.kvcache.pool import KvPool
 from baton.runner.native_ops import RopeTable
-from baton_kernels.cpu.library import CStep
+from baton_kernels.cpu.library import STEP, CStep
 
 Floats = npt.NDArray[np.float32]
+
+
+_NO_CHOICES = (0,) * 6
 
 
 class StepArrays:
@@ -24,6 +27,8 @@ class StepArrays:
         self._stride = logits_stride
         self._logits: Floats = np.empty((1, logits_stride), dtype=np.float32)
         self._logits_at = self._logits.ctypes.data  # addresses are kept: numpy takes microseconds to tell one
+        self._record = bytearray(STEP.size)
+        self._step = CStep.from_buffer(self._record)
         self._kept = array("i")  # what the pointers of the last step name
 
     def lay_out(
@@ -64,7 +69,9 @@ class StepArrays:
         if len(self._logits) < len(rows):
             self._logits = np.empty((len(rows), self._stride), dtype=np.float32)
             self._logits_at = self._logits.ctypes.data
-        step = CStep(
+        STEP.pack_into(
+            self._record,
+            0,
             len(ids),
             len(slices),
             len(rows),
@@ -75,5 +82,6 @@ class StepArrays:
             self._stride,
             pool.data.ctypes.data,
             pool.block_bytes,
+            *_NO_CHOICES,
         )
-        return step, self._logits[: len(rows)]
+        return self._step, self._logits[: len(rows)]
