@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from glob import glob
 from typing import TYPE_CHECKING
 
@@ -90,7 +92,7 @@ def try_out(device: torch.device) -> None:
 def ensure_memory(device: torch.device, needed: int, kv_memory_mb: int) -> None:
     """
     Raises:
-        GpuUnusable: weights, pool and scratch of `needed` bytes do not fit.
+        GpuUnusable: weights and pool of `needed` bytes do not fit.
     """
     if device.type != "cuda":
         return
@@ -99,6 +101,25 @@ def ensure_memory(device: torch.device, needed: int, kv_memory_mb: int) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise GpuUnusable(
-            f"{needed >> 20} MB of GPU memory are needed, {free >> 20} MB are free: lower "
-            f"--worker-kv-memory-mb {kv_memory_mb}, use --dtype int8 or int4, {INSTEAD}"
+            f"{needed >> 20} MB of GPU memory are needed, {free >> 20} MB are free: {_smaller(kv_memory_mb)}"
         )
+
+
+@contextmanager
+def told_when_full(kv_memory_mb: int) -> Iterator[None]:
+    """Turns torch's words for "out of memory" into ours: another process may take what was free before.
+
+    Raises:
+        GpuUnusable: an allocation failed.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).partition(". ")[0]
+        raise GpuUnusable(f"{first}: {_smaller(kv_memory_mb)}") from error
+
+
+def _smaller(kv_memory_mb: int) -> str:
+    return f"lower --worker-kv-memory-mb {kv_memory_mb}, use --dtype int8 or int4, {INSTEAD}"

@@ -19,7 +19,7 @@ from baton.models.errors import UnsupportedModel
 from baton.models.weights import load_weights
 from baton.protocol.liveness import Geometry, ModelInfo
 from baton.runner.triton_decoder import TritonDecoder
-from baton.runner.triton_device import ensure_memory, open_device
+from baton.runner.triton_device import ensure_memory, open_device, told_when_full
 from baton.runner.triton_mirror import DeviceMirror
 from baton.runner.triton_sampling import choose
 from baton.runner.triton_step import SPLIT
@@ -80,7 +80,7 @@ class TritonRunner:
             self._device, pool_bytes + _weight_bytes(config, format, compute), settings.worker.kv_memory_mb
         )
         tuning = Tuning(self._device, cache_dir)
-        with torch.inference_mode():
+        with torch.inference_mode(), told_when_full(settings.worker.kv_memory_mb):
             weights = load_on_device(
                 config, load_weights(found.path, config), self._device, self._compute, format, tuning.choose
             )
@@ -109,13 +109,14 @@ class TritonRunner:
             raise ValueError(
                 f"the pool has blocks of {pool.data.shape[1]} bytes, the model {self.geometry.block_bytes}"
             )
-        self._mirror = DeviceMirror(pool, self._shape, self._device)
-        self._steps = self._made_steps(self._mirror)
+        with told_when_full(self._limits.kv_memory_mb):
+            self._mirror = DeviceMirror(pool, self._shape, self._device)
+            self._steps = self._made_steps(self._mirror)
 
     def warm_up(self) -> None:
         """Compiles kernels and captures graphs; on the real pool's twin, but no block of it is written."""
         steps, _ = self._attached()
-        with torch.inference_mode():
+        with torch.inference_mode(), told_when_full(self._limits.kv_memory_mb):
             steps.prepare(self._limits.max_sequences if self._device.type == "cuda" else 1)
             private = DeviceMirror(KvPool.create_private(self.geometry, 8), self._shape, self._device)
             tokens = min(_WARM_UP_TOKENS, self.model.max_context, 8 * self.geometry.block_size)

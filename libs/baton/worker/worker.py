@@ -16,7 +16,8 @@ from baton.protocol import subjects
 from baton.protocol.errors import Code, Failure
 from baton.protocol.liveness import Heartbeat, Role, State, WorkerInfo
 from baton.runner.create import create
-from baton.service.base import ServiceHost
+from baton.runner.triton_device import GpuUnusable
+from baton.service.base import ServiceHost, StartupError
 from baton.service.process import arm_watchdog
 from baton.telemetry.logs import get_logger
 from baton.worker.control import MESSAGES, Control
@@ -67,9 +68,12 @@ class Worker:
             StartupError: one of these cannot be done here.
         """
         host, self._group = self._host, group
-        self._runner = await asyncio.to_thread(create, host.settings)
-        self._pool = await make_pool(host, self._runner)
-        await asyncio.to_thread(self._runner.warm_up)
+        try:
+            self._runner = await asyncio.to_thread(create, host.settings)
+            self._pool = await make_pool(host, self._runner)
+            await asyncio.to_thread(self._runner.warm_up)
+        except GpuUnusable as error:
+            raise StartupError(str(error)) from error
         self._engine = make_engine(host.settings.worker, self._runner, self._pool)
         self._assemble(*await open_transports(host, self._runner, self._pool))
         inbox = await self._bus.inbox(host.subject, *MESSAGES)

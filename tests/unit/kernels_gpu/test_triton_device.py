@@ -13,7 +13,14 @@ import torch
 from baton.config.settings import ModelSettings, Settings, WorkerSettings
 from baton.runner import triton_device
 from baton.runner.create import create
-from baton.runner.triton_device import GpuUnusable, ensure_memory, gpu_visible, open_device, try_out
+from baton.runner.triton_device import (
+    GpuUnusable,
+    ensure_memory,
+    gpu_visible,
+    open_device,
+    told_when_full,
+    try_out,
+)
 from baton.runner.triton_tuning import Tuning
 from baton_kernels.gpu import gather
 from baton_kernels.gpu.quantise import Weight, quantise
@@ -66,6 +73,11 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(GpuUnusable, match=r"4096 MB .* 3072 MB are free: lower --worker-kv-memory-mb 512"):
         ensure_memory(torch.device("cuda", 0), 4 << 30, 512)
     ensure_memory(torch.device("cuda", 0), 2 << 30, 512)
+    with (
+        pytest.raises(GpuUnusable, match=r"^CUDA out of memory: lower --worker-kv-memory-mb 512"),
+        told_when_full(512),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
 
 def test_a_gpu_is_looked_for_without_loading_anything(monkeypatch: pytest.MonkeyPatch) -> None:
