@@ -23,6 +23,7 @@ from baton.cli.chaos.proxy import Proxy
 from baton.cli.supervisor.child import Child, Spec
 from baton.config.environ import to_environ
 from baton.config.settings import BusSettings, Settings
+from baton.kvcache.pool import PREFIX, SUFFIX
 from baton.protocol.liveness import Heartbeat, Role, State
 
 START_S = 90.0
@@ -163,7 +164,7 @@ class Stage:
 
     def pools(self) -> int:
         """KV pool files in shared memory."""
-        return len(list((self.folder / "shm").iterdir()))
+        return len(list((self.folder / "shm").glob(f"{PREFIX}*{SUFFIX}")))
 
     def memory(self) -> dict[str, int]:
         """Resident bytes by "id (pid)", what is shared left out: pages of KV pools fill with use."""
