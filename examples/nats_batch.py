@@ -77,7 +77,8 @@ async def main(credentials: dict[str, Any], model: str) -> None:
 
     # Results are kept: each can be had again by the name of its request.
     again = f"{out}.result.{hashlib.sha256(b'france').hexdigest()[:32]}"
-    stored = await connection.request(f"$JS.API.DIRECT.GET.{credentials['results_stream']}.{again}", timeout=5)
+    get = f"$JS.API.DIRECT.GET.{credentials['results_stream']}.{again}"
+    stored = await connection.request(get, timeout=5)
     print(f"kept: the result of {json.loads(stored.data)['custom_id']!r}")
     await connection.close()
 
