@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 
-def requirements(project: dict[str, object], extras: list[str], *, torch: bool) -> list[str]:
+def requirements(project: dict[str, Any], extras: list[str], *, torch: bool) -> list[str]:
     """The lines of a requirements file."""
-    wanted: list[str] = list(project["dependencies"])  # type: ignore[call-overload]
+    wanted: list[str] = list(project["dependencies"])
     for extra in extras:
-        wanted += project["optional-dependencies"][extra]  # type: ignore[index]
+        wanted += project["optional-dependencies"][extra]
     return [line for line in wanted if torch or not line.startswith("torch=")]
 
 

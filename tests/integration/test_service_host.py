@@ -96,6 +96,16 @@ def _plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "PROBE_"))}
 
 
+async def test_a_state_file_that_cannot_be_written_ends_no_service(start: Start, tmp_path: Path) -> None:
+    probe = await start(BATON_SERVICE_STATE_FILE=str(tmp_path / "nowhere" / "state"))
+    first = await probe.beat(State.READY)
+    while (await probe.beat()).seq < first.seq + 2:
+        pass
+    probe.process.terminate()
+    code, _, err = await probe.ended()
+    assert code == 0 and "health checks will fail" in err
+
+
 async def test_sigterm_drains_says_so_and_exits_0(start: Start) -> None:
     probe = await start(PROBE_DRAIN_S="0.3")
     ready = await probe.beat(State.READY)

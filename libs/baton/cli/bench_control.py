@@ -12,19 +12,15 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from baton.cli.bench_cluster import cluster
 from baton.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
 
     from baton.cli.supervisor.rundir import RunInfo
 
-START_S = 90.0
 CONTROL = ("gateway", "tokenizer", "router")
 TOGETHER, ALL = "gateway, tokenizer and router", "all processes"
 TEXT = "the quick brown fox jumps over a lazy dog while seven wise old owls watch from tall green trees and "
@@ -60,8 +55,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--decode", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     args = parser.parse_args(argv)
+    workers = ("--prefill", str(args.prefill), "--decode", str(args.decode))
     try:
-        with _cluster(args) as run:
+        with cluster("--engine", "mock", "--kv-memory-mb", "128", *workers) as run:
             figures = asyncio.run(_measure(args, run))
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -71,37 +67,6 @@ def main(argv: list[str]) -> int:
     else:
         _print(figures, args)
     return 0
-
-
-@contextlib.contextmanager
-def _cluster(args: argparse.Namespace) -> Iterator[RunInfo]:
-    """A cluster of our own, in a folder of its own, gone at the end."""
-    from baton.cli.supervisor.rundir import read_run
-
-    with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
-        command = [sys.executable, "-P", "-m", "baton.cli.main", "up", "--engine", "mock", "--port", "0"]
-        command += ["--metrics-port", "0", "--log-level", "warning", "--kv-memory-mb", "128"]
-        command += ["--prefill", str(args.prefill), "--decode", str(args.decode)]
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        log = Path(folder, "log")
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**environ, "XDG_RUNTIME_DIR": folder}
-            )
-        try:
-            deadline = time.monotonic() + START_S
-            run: RunInfo | None = None
-            while run is None or not run.gateway_url:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(
-                        f"the cluster did not start:\n{log.read_text(errors='replace')[-2_000:]}"
-                    )
-                time.sleep(0.05)
-                run = read_run(Path(folder, f"baton-{process.pid}"))
-            yield run
-        finally:
-            process.terminate()
-            process.wait()
 
 
 async def _measure(args: argparse.Namespace, run: RunInfo) -> dict[str, Any]:

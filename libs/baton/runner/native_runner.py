@@ -18,9 +18,9 @@ from baton.kvcache.fingerprint import fingerprint, weights_hash
 from baton.kvcache.pool import KvPool
 from baton.models.catalogue import default_cache_dir, resolve
 from baton.models.config import DecoderConfig, load_config
-from baton.models.errors import UnsupportedModel
-from baton.protocol.liveness import Geometry, ModelInfo
+from baton.protocol.liveness import Geometry
 from baton.runner.core_ledger import CoreLedger
+from baton.runner.fitting import check_pool, model_info, num_blocks
 from baton.runner.native_ops import RopeTable, check, operations, shape
 from baton.runner.native_sampling import NativeSampling
 from baton.runner.native_step import StepArrays
@@ -60,13 +60,8 @@ class NativeRunner:
         check(config, str(found.path))
         weights = weights_hash(found.path, cache_dir)
         self.geometry = _geometry(config, settings.model.block_size)
-        self.num_blocks = _num_blocks(settings, self.geometry)
-        self.model = ModelInfo(
-            name=found.name,
-            max_context=_max_context(settings, config),
-            vocab_size=config.real_vocab,
-            created=int(found.path.stat().st_mtime),
-        )
+        self.num_blocks = num_blocks(settings, self.geometry)
+        self.model = model_info(settings, found, config)
         self.fingerprint = fingerprint(
             weights=weights,
             dtype="native",
@@ -98,10 +93,7 @@ class NativeRunner:
         Raises:
             ValueError: the pool's blocks are not of this runner's geometry.
         """
-        if pool.data.shape[1] != self.geometry.block_bytes:
-            raise ValueError(
-                f"the pool has blocks of {pool.data.shape[1]} bytes, the model {self.geometry.block_bytes}"
-            )
+        check_pool(pool, self.geometry)
         self._pool = pool
 
     def warm_up(self) -> None:
@@ -217,22 +209,3 @@ def _geometry(config: DecoderConfig, block_size: int) -> Geometry:
         head_dim=config.head_dim,
         dtype="float16",
     )
-
-
-def _num_blocks(settings: Settings, geometry: Geometry) -> int:
-    blocks = settings.worker.kv_memory_mb * 2**20 // geometry.block_bytes
-    if not blocks:
-        raise ValueError(
-            f"--worker-kv-memory-mb {settings.worker.kv_memory_mb} holds not one KV block "
-            f"of {geometry.block_bytes} bytes"
-        )
-    return blocks
-
-
-def _max_context(settings: Settings, config: DecoderConfig) -> int:
-    asked = settings.model.max_context
-    if asked > config.max_context:
-        raise UnsupportedModel(
-            f"--model-max-context {asked}: {settings.model.name} takes at most {config.max_context} tokens"
-        )
-    return asked or config.max_context

@@ -18,11 +18,11 @@ from baton.engine.scoring import score_slice
 from baton.kvcache.fingerprint import fingerprint, weights_hash
 from baton.kvcache.pool import KvPool
 from baton.models.catalogue import default_cache_dir, resolve
-from baton.models.config import DecoderConfig, load_config
+from baton.models.config import load_config
 from baton.models.decoder import Decoder, PagedKv
-from baton.models.errors import UnsupportedModel
 from baton.models.weights import load_weights
-from baton.protocol.liveness import Geometry, ModelInfo
+from baton.protocol.liveness import Geometry
+from baton.runner.fitting import check_pool, model_info, num_blocks
 from baton_kernels import CONTRACT
 from baton_kernels.attention_plan import Span
 from baton_kernels.linear import has_half_path
@@ -64,13 +64,8 @@ class TorchRunner:
             head_dim=config.head_dim,
             dtype=kv_dtype,
         )
-        self.num_blocks = _num_blocks(settings, self.geometry)
-        self.model = ModelInfo(
-            name=found.name,
-            max_context=_max_context(settings, config),
-            vocab_size=config.real_vocab,
-            created=int(found.path.stat().st_mtime),
-        )
+        self.num_blocks = num_blocks(settings, self.geometry)
+        self.model = model_info(settings, found, config)
         self.fingerprint = fingerprint(
             weights=weights_hash(found.path, default_cache_dir(settings.model.cache_dir)),
             dtype=dtype,
@@ -92,10 +87,7 @@ class TorchRunner:
         Raises:
             ValueError: the pool's blocks are not of this runner's geometry.
         """
-        if pool.data.shape[1] != self.geometry.block_bytes:
-            raise ValueError(
-                f"the pool has blocks of {pool.data.shape[1]} bytes, the model {self.geometry.block_bytes}"
-            )
+        check_pool(pool, self.geometry)
         self._kv = self._view(pool)
 
     def warm_up(self) -> None:
@@ -201,22 +193,3 @@ def _choose_dtypes(settings: Settings) -> tuple[Dtype, Dtype]:
             f"--model-kv-dtype {kv_dtype}: the torch engine takes float16 or float32, or use --engine triton"
         )
     return dtype, dtype if kv_dtype == "auto" else kv_dtype
-
-
-def _num_blocks(settings: Settings, geometry: Geometry) -> int:
-    blocks = settings.worker.kv_memory_mb * 2**20 // geometry.block_bytes
-    if not blocks:
-        raise ValueError(
-            f"--worker-kv-memory-mb {settings.worker.kv_memory_mb} holds not one KV block "
-            f"of {geometry.block_bytes} bytes"
-        )
-    return blocks
-
-
-def _max_context(settings: Settings, config: DecoderConfig) -> int:
-    asked = settings.model.max_context
-    if asked > config.max_context:
-        raise UnsupportedModel(
-            f"--model-max-context {asked}: {settings.model.name} takes at most {config.max_context} tokens"
-        )
-    return asked or config.max_context

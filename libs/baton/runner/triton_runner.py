@@ -17,7 +17,8 @@ from baton.models.catalogue import default_cache_dir, resolve
 from baton.models.config import DecoderConfig, load_config
 from baton.models.errors import UnsupportedModel
 from baton.models.weights import load_weights
-from baton.protocol.liveness import Geometry, ModelInfo
+from baton.protocol.liveness import Geometry
+from baton.runner.fitting import check_pool, model_info, num_blocks
 from baton.runner.triton_decoder import TritonDecoder
 from baton.runner.triton_device import ensure_memory, open_device, told_when_full
 from baton.runner.triton_mirror import DeviceMirror
@@ -68,13 +69,8 @@ class TritonRunner:
             head_dim=config.head_dim,
             dtype=kv_format,
         )
-        self.num_blocks = _num_blocks(settings, self.geometry)
-        self.model = ModelInfo(
-            name=found.name,
-            max_context=_max_context(settings, config),
-            vocab_size=config.real_vocab,
-            created=int(found.path.stat().st_mtime),
-        )
+        self.num_blocks = num_blocks(settings, self.geometry)
+        self.model = model_info(settings, found, config)
         pool_bytes = self.num_blocks * self.geometry.block_bytes
         ensure_memory(
             self._device, pool_bytes + _weight_bytes(config, format, compute), settings.worker.kv_memory_mb
@@ -105,10 +101,7 @@ class TritonRunner:
         Raises:
             ValueError: the pool's blocks are not of this runner's geometry.
         """
-        if pool.data.shape[1] != self.geometry.block_bytes:
-            raise ValueError(
-                f"the pool has blocks of {pool.data.shape[1]} bytes, the model {self.geometry.block_bytes}"
-            )
+        check_pool(pool, self.geometry)
         with told_when_full(self._limits.kv_memory_mb):
             self._mirror = DeviceMirror(pool, self._shape, self._device)
             self._steps = self._made_steps(self._mirror)
@@ -222,22 +215,3 @@ def _weight_bytes(config: DecoderConfig, format: WeightFormat, compute: str) -> 
     outside = config.vocab_size * config.hidden * (1 if config.tied_embeddings else 2)
     each = _COMPUTE[compute].itemsize
     return int(layers * {"plain": each, "int4": 0.625}.get(format, 1)) + outside * each
-
-
-def _num_blocks(settings: Settings, geometry: Geometry) -> int:
-    blocks = settings.worker.kv_memory_mb * 2**20 // geometry.block_bytes
-    if not blocks:
-        raise ValueError(
-            f"--worker-kv-memory-mb {settings.worker.kv_memory_mb} holds not one KV block "
-            f"of {geometry.block_bytes} bytes"
-        )
-    return blocks
-
-
-def _max_context(settings: Settings, config: DecoderConfig) -> int:
-    asked = settings.model.max_context
-    if asked > config.max_context:
-        raise UnsupportedModel(
-            f"--model-max-context {asked}: {settings.model.name} takes at most {config.max_context} tokens"
-        )
-    return asked or config.max_context

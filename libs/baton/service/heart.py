@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from baton.protocol import subjects
 from baton.protocol.liveness import Ask
 from baton.service.base import HEARTBEAT_S, ServiceHost
 from baton.telemetry.state_file import write_state
+
+_log = logging.getLogger(__name__)
 
 COALESCE_S = 0.02  # touches this close together make one heartbeat
 ASK_JITTER_S = 0.05  # so that a whole cluster does not answer one `Ask` in the same instant
@@ -24,15 +27,24 @@ async def beat(host: ServiceHost, check: Callable[[], None]) -> None:
         host.touched.clear()
         await host.announce()
         check()
-        if path := host.settings.service.state_file:
-            up = host.bus.up.is_set()
-            write_state(path, host.id, str(host.beat.state) if up else "the message bus is away")
+        await _tell_probes(host)
         try:
             async with asyncio.timeout(to_next(HEARTBEAT_S)):
                 await host.touched.wait()
         except TimeoutError:
             continue
         await asyncio.sleep(COALESCE_S)
+
+
+async def _tell_probes(host: ServiceHost) -> None:
+    """A disk that is full or slow ends no service: it lets health checks fail, and says so."""
+    if not (path := host.settings.service.state_file):
+        return
+    state = str(host.beat.state) if host.bus.up.is_set() else "the message bus is away"
+    try:
+        await asyncio.to_thread(write_state, path, host.id, state)
+    except OSError as error:
+        _log.warning("service.state_file %s: %s; health checks will fail", path, error.strerror)
 
 
 async def answer_asks(host: ServiceHost) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from baton.batch.files import Files
-from baton.batch.records import Counts, Job
+from baton.batch.records import Counts, Job, Status
 from baton.batch.state import Jobs
 from baton.protocol.liveness import Role
 from baton.service.base import ServiceHost
@@ -90,12 +90,12 @@ class Admission:
         await self._change(job, edit)
 
 
-def into(before: str, status: str, counts: Counts | None = None) -> Edit:
+def into(before: Status, status: Status, counts: Counts | None = None) -> Edit:
     def edit(job: Job) -> bool:
         if job.status != before:
             return False
         job.counts = counts or job.counts
-        job.enter(status, int(time.time()))  # type: ignore[arg-type]
+        job.enter(status, int(time.time()))
         return True
 
     return edit

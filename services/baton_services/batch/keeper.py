@@ -11,7 +11,7 @@ import msgspec
 
 from baton.batch import names
 from baton.batch.files import Files
-from baton.batch.records import Counts, Job
+from baton.batch.records import Counts, Job, Status
 from baton.batch.state import Jobs
 from baton.bus.inbox import Inbox
 from baton.bus.stored import AWAY, StoreError, patiently
@@ -200,7 +200,7 @@ class Keeper:
         await asyncio.sleep(LETTING_GO_S)
         await self._write(job, "cancelled")
 
-    async def _write(self, job: Job, status: str) -> None:
+    async def _write(self, job: Job, status: Status) -> None:
         ending = Ending(self._jobs, self._files, job, self._keep_s)
         await ending.write()
         before = job.status
